@@ -1,0 +1,44 @@
+"""Supervised contrastive learning of images from a single view.
+
+`selfcon.get_method("selfcon").loss(...)` or `selfcon.SelfConLoss()` for the losses, `selfcon.create_model(...)` for
+multi-exit networks on any timm backbone.
+"""
+
+from typing import TYPE_CHECKING
+
+from selfcon._lazy import attach
+
+if TYPE_CHECKING:
+    from selfcon import errors as errors
+    from selfcon import losses as losses
+    from selfcon import networks as networks
+    from selfcon.losses.methods import Method as Method
+    from selfcon.losses.methods import get_method as get_method
+    from selfcon.losses.methods import list_methods as list_methods
+    from selfcon.losses.modules import SelfConLoss as SelfConLoss
+    from selfcon.losses.modules import SupConLoss as SupConLoss
+    from selfcon.networks.exits import Exit as Exit
+    from selfcon.networks.multi_exit import MultiExitNetwork as MultiExitNetwork
+    from selfcon.networks.multi_exit import Output as Output
+    from selfcon.networks.registry import create_model as create_model
+    from selfcon.networks.registry import list_models as list_models
+
+__version__ = "0.1.0.dev0"
+
+_NAMES = {
+    "errors": "selfcon.errors",
+    "losses": "selfcon.losses",
+    "networks": "selfcon.networks",
+    "Method": "selfcon.losses.methods",
+    "get_method": "selfcon.losses.methods",
+    "list_methods": "selfcon.losses.methods",
+    "SelfConLoss": "selfcon.losses.modules",
+    "SupConLoss": "selfcon.losses.modules",
+    "Exit": "selfcon.networks.exits",
+    "MultiExitNetwork": "selfcon.networks.multi_exit",
+    "Output": "selfcon.networks.multi_exit",
+    "create_model": "selfcon.networks.registry",
+    "list_models": "selfcon.networks.registry",
+}
+__all__ = list(_NAMES)
+__getattr__, __dir__ = attach(__name__, _NAMES)

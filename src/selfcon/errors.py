@@ -1,0 +1,42 @@
+"""What can go wrong, in words for a user. Each error is one sentence and carries the exit code of the command line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import ClassVar
+
+
+class SelfconError(Exception):
+    """Any error this package raises on purpose."""
+
+    exit_code: ClassVar[int] = 70
+
+
+class UsageError(SelfconError, ValueError):
+    """An argument or setting that cannot be meant: a wrong shape, name or value."""
+
+    exit_code = 64
+
+
+class NonFiniteError(SelfconError, ArithmeticError):
+    """NaN or infinity where a finite number must stand."""
+
+    exit_code = 76
+
+
+class SelfconWarning(UserWarning):
+    """Something that is allowed and probably not wanted."""
+
+
+def unknown_name(kind: str, name: object, valid: Iterable[str]) -> UsageError:
+    """The error for a name outside `valid`: it gives the nearest valid one, or all of them where they are few."""
+    names = sorted(valid)
+    near = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
+    if near:
+        hint = f"did you mean {near[0]!r}?"
+    elif len(names) <= 20:
+        hint = f"valid: {', '.join(names)}."
+    else:
+        hint = f"there are {len(names)}, none of them similar."
+    return UsageError(f"Unknown {kind} {name!r}; {hint}")

@@ -1,0 +1,75 @@
+"""The package as a user meets it: cheap to import, complete, typed, and its README true."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import selfcon
+import selfcon.losses
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_importing_does_not_import_torch() -> None:
+    code = "import selfcon; selfcon.list_methods(); selfcon.get_method('selfcon').views; dir(selfcon)"
+    done = subprocess.run([sys.executable, "-X", "importtime", "-c", code], capture_output=True, text=True, check=True)
+    imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "selfcon.losses.sets" in imported
+    heavy = {name for name in imported if name.partition(".")[0] in {"torch", "timm", "numpy", "sklearn"}}
+    assert heavy == set()
+
+
+@pytest.mark.parametrize("package", [selfcon, selfcon.losses], ids=lambda package: package.__name__)
+def test_lazy_names_are_those_that_type_checkers_see(package: object) -> None:
+    source = Path(package.__file__).read_text()  # type: ignore[attr-defined]
+    typed = {
+        alias.name: node.module if node.module != package.__name__ else f"{node.module}.{alias.name}"  # type: ignore[attr-defined]
+        for block in ast.parse(source).body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert typed == package._NAMES  # type: ignore[attr-defined]
+    assert dir(package) == sorted(typed)
+    for name in typed:
+        assert getattr(package, name).__name__.rpartition(".")[-1] == name
+
+
+def test_a_misspelt_name_gets_a_hint() -> None:
+    with pytest.raises(AttributeError, match="did you mean 'create_model'"):
+        selfcon.create_modle  # noqa: B018
+    assert not hasattr(selfcon, "_private")
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    from importlib.metadata import version
+
+    assert version("selfcon") == selfcon.__version__
+
+
+def test_the_example_of_the_readme_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert blocks
+    for block in blocks:
+        subprocess.run([sys.executable, "-W", "error", "-c", block], check=True, timeout=120, cwd=ROOT)
+
+
+def test_the_demo_learns() -> None:
+    done = subprocess.run(
+        [sys.executable, "examples/digits.py"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+        cwd=ROOT,
+    )
+    accuracies = dict(re.findall(r"^  (\w+) +([\d.]+) %$", done.stdout, flags=re.MULTILINE))
+    assert list(accuracies) == ["backbone", "exit2", "ensemble"]
+    assert float(accuracies["ensemble"]) > 95
