@@ -1,0 +1,48 @@
+"""Features and labels of all processes, with the gradient that leads back to the process they came from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def world_size(process_group: dist.ProcessGroup | None) -> int:
+    """The number of processes that would take part; 1 without a process group."""
+    return dist.get_world_size(process_group) if dist.is_available() and dist.is_initialized() else 1
+
+
+def gather_rows(rows: Tensor, process_group: dist.ProcessGroup | None) -> tuple[Tensor, slice]:
+    """The rows of all processes, one below the other in the order of ranks, and where the own ones stand.
+
+    Processes may hold different numbers of rows.
+    """
+    count = torch.tensor([len(rows)], device=rows.device)
+    counts = [torch.empty_like(count) for _ in range(world_size(process_group))]
+    dist.all_gather(counts, count, group=process_group)
+    sizes = [int(c) for c in counts]
+    start = sum(sizes[: dist.get_rank(process_group)])
+    gathered: Tensor = _GatherRows.apply(rows, sizes, process_group)
+    return gathered, slice(start, start + len(rows))
+
+
+class _GatherRows(torch.autograd.Function):
+    """Forward concatenates; backward returns to each process the sum of all processes' gradients of its rows."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sizes: list[int], process_group: dist.ProcessGroup | None) -> Tensor:
+        ctx.sizes, ctx.process_group = sizes, process_group
+        # Collectives want equal shapes, so rows are padded to the longest and cut again.
+        padded = rows.new_zeros(max(sizes), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded, group=process_group)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        grad = grad_outputs[0].contiguous()
+        dist.all_reduce(grad, group=ctx.process_group)
+        return grad.split(ctx.sizes)[dist.get_rank(ctx.process_group)], None, None

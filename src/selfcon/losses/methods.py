@@ -1,0 +1,187 @@
+"""The table of methods: everything the paper compares, each a row of sets. Reading the table needs no torch.
+
+A new contrastive method is a new row; `docs/architecture.md` shows one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from selfcon.errors import UsageError, unknown_name
+from selfcon.losses.one_stage import OneStage, logits_loss
+from selfcon.losses.sets import Term
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+
+    from selfcon.losses.objective import Tally
+
+
+class NetworkOutput(Protocol):
+    """What a loss needs of a network's output."""
+
+    @property
+    def logits(self) -> Mapping[str, Tensor]: ...
+
+    def projections_bved(self, views: int = 1) -> Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One way to train an encoder: what it wants of a batch and of the network, and its loss."""
+
+    name: str
+    paper: str
+    views: int = 1
+    uses_labels: bool = True
+    uses_exits: bool
+    terms: tuple[Term, ...] = ()
+    one_stage: OneStage | None = None
+
+    @property
+    def stages(self) -> int:
+        """1 where the classifier is trained with the encoder, 2 where a probe follows the pretraining."""
+        return 2 if self.one_stage is None else 1
+
+    def loss(
+        self,
+        features: Tensor,
+        labels: Tensor | None = None,
+        *,
+        temperature: float = 0.1,
+        alpha: float = 1.0,
+        base_temperature: float | None = None,
+        implementation: str = "auto",
+        gather: bool | None = None,
+        process_group: ProcessGroup | None = None,
+        tally: Tally | None = None,
+    ) -> Tensor:
+        """The contrastive loss of features [B, V, E, D] and labels [B], a scalar.
+
+        `selfcon.losses.contrastive_loss` says what the options do. Methods of the backbone alone look at exit 0 only.
+        """
+        from selfcon.losses.objective import contrastive_loss
+
+        if self.one_stage is not None:
+            raise UsageError(
+                f"{self.name} needs logits, not only features: use loss_from_output(network_output, labels)."
+            )
+        if self.uses_labels and labels is None:
+            raise UsageError(f"{self.name} needs labels.")
+        if features.ndim == 4 and features.shape[1] != self.views:
+            raise UsageError(
+                f"{self.name} contrasts {self.views} view{'s' * (self.views > 1)} of each sample, and features of the "
+                f"shape {list(features.shape)} hold {features.shape[1]} (their shape is [B, V, E, D])."
+            )
+        return contrastive_loss(
+            features if self.uses_exits else features[:, :, :1],
+            labels if self.uses_labels else None,
+            self.terms,
+            temperature=temperature,
+            alpha=alpha,
+            base_temperature=base_temperature,
+            implementation=implementation,
+            gather=gather,
+            process_group=process_group,
+            tally=tally,
+        )
+
+    def loss_from_output(self, output: NetworkOutput, labels: Tensor | None = None, **options: Any) -> Tensor:
+        """The loss of what a network returned; `options` are those of `loss`. Views are stacked view by view."""
+        if self.one_stage is None:
+            return self.loss(output.projections_bved(self.views), labels, **options)
+        if labels is None:
+            raise UsageError(f"{self.name} needs labels.")
+        if not output.logits:
+            raise UsageError(f"{self.name} needs logits: create the model with num_classes.")
+        loss = logits_loss(output.logits, labels, self.one_stage if self.uses_exits else OneStage())
+        if self.one_stage.contrast:
+            selfcon = get_method("selfcon").loss(output.projections_bved(self.views), labels, **options)
+            loss = loss + self.one_stage.contrast * selfcon
+        return loss
+
+
+def list_methods() -> list[str]:
+    """The names of all methods, sorted."""
+    return sorted(_METHODS)
+
+
+def get_method(name: str) -> Method:
+    """The method of that name; `list_methods()` names them all."""
+    try:
+        return _METHODS[name]
+    except (KeyError, TypeError):
+        raise unknown_name("method", name, _METHODS) from None
+
+
+_BACKBONE = Term(anchors="F", positives="F", negatives="F")
+_ALL = Term(anchors="F+G", positives="F+G", negatives="F+G")
+_REST = Term(anchors="F", positives="F", negatives="F", share="rest")
+_G_TO_F = Term(anchors="G", positives="F", negatives="F+G")
+_G_TO_F_ALPHA = Term(anchors="G", positives="F", negatives="F+G", share="alpha")
+_G_TO_ALL_ALPHA = Term(anchors="G", positives="F+G", negatives="F+G", share="alpha")
+
+_METHODS: dict[str, Method] = {
+    method.name: method
+    for method in [
+        # Two stages, with labels
+        Method(name="supcon", paper="Eq. 1", views=2, uses_exits=False, terms=(_BACKBONE,)),
+        Method(name="supcon-s", paper="SupCon-S, Section 5", uses_exits=False, terms=(_BACKBONE,)),
+        Method(name="selfcon", paper="Eq. 2", uses_exits=True, terms=(_ALL,)),
+        Method(name="selfcon-m", paper="SelfCon-M, Section 5", views=2, uses_exits=True, terms=(_ALL,)),
+        Method(name="selfcon-star", paper="SelfCon*, Appendix C.2", uses_exits=True, terms=(_REST, _G_TO_F_ALPHA)),
+        Method(
+            name="selfcon-m-star",
+            paper="SelfCon-M*, Appendix C.2",
+            views=2,
+            uses_exits=True,
+            terms=(_REST, _G_TO_ALL_ALPHA),
+        ),
+        # Two stages, without labels
+        Method(
+            name="simclr", paper="L_sim, Appendix C.1", views=2, uses_labels=False, uses_exits=False, terms=(_BACKBONE,)
+        ),
+        Method(name="selfcon-su", paper="SelfCon-SU, Appendix C.1", uses_labels=False, uses_exits=True, terms=(_ALL,)),
+        Method(
+            name="selfcon-mu",
+            paper="SelfCon-MU, Appendix C.1",
+            views=2,
+            uses_labels=False,
+            uses_exits=True,
+            terms=(_ALL,),
+        ),
+        Method(
+            name="selfcon-su-star",
+            paper="SelfCon-SU*, Appendix C.2",
+            uses_labels=False,
+            uses_exits=True,
+            terms=(_G_TO_F,),
+        ),
+        Method(
+            name="selfcon-mu-star",
+            paper="SelfCon-MU*, Appendix C.2",
+            views=2,
+            uses_labels=False,
+            uses_exits=True,
+            terms=(_REST, _G_TO_ALL_ALPHA),
+        ),
+        # One stage
+        Method(name="ce", paper="CE", uses_exits=False, one_stage=OneStage()),
+        Method(name="ce-sub", paper="CE w/ Sub, Appendix D", uses_exits=True, one_stage=OneStage(cross_entropy=1.0)),
+        Method(
+            name="sd",
+            paper="SD, Appendix D",
+            uses_exits=True,
+            one_stage=OneStage(cross_entropy=0.5, distillation=0.5, softening=3.0),
+        ),
+        Method(
+            name="selfcon-1stage",
+            paper="SelfCon, Appendix D",
+            uses_exits=True,
+            one_stage=OneStage(cross_entropy=1.0, contrast=0.8),
+        ),
+    ]
+}

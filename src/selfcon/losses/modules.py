@@ -1,0 +1,57 @@
+"""The losses as modules over [B, K, D]: drop-ins for the `SupConLoss` that most scripts of the field carry."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from selfcon.errors import UsageError
+from selfcon.losses.methods import get_method
+from selfcon.losses.objective import Tally, contrastive_loss
+
+
+class SelfConLoss(nn.Module):
+    """Eq. 2 over K features of each sample, of whatever views and exits: each is contrasted with every other.
+
+    Positives of a feature are all others of its label; with `labels=None` those of its sample, which is SimCLR for two
+    views. There is no hidden scale: `base_temperature=0.07` gives that of SupContrast and of the paper's code. Features
+    are normalised inside.
+    """
+
+    def __init__(
+        self,
+        temperature: float = 0.1,
+        *,
+        base_temperature: float | None = None,
+        implementation: str = "auto",
+        gather: bool | None = None,
+    ) -> None:
+        super().__init__()
+        self.temperature = temperature
+        self.base_temperature = base_temperature
+        self.implementation = implementation
+        self.gather = gather
+
+    def forward(self, features: Tensor, labels: Tensor | None = None, *, tally: Tally | None = None) -> Tensor:
+        """The loss of features [B, K, D] and labels [B], a scalar."""
+        if features.ndim != 3:
+            raise UsageError(
+                f"features must have the shape [B, K, D] (samples, features of each, dimensions), "
+                f"not {list(features.shape)}."
+            )
+        return contrastive_loss(
+            features[:, None],
+            labels,
+            get_method("selfcon").terms,
+            temperature=self.temperature,
+            base_temperature=self.base_temperature,
+            implementation=self.implementation,
+            gather=self.gather,
+            tally=tally,
+        )
+
+    def extra_repr(self) -> str:
+        return f"temperature={self.temperature}, base_temperature={self.base_temperature}"
+
+
+class SupConLoss(SelfConLoss):
+    """Eq. 1 over K views of each sample: the sum of `SelfConLoss`, over features that come from elsewhere."""

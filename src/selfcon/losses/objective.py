@@ -1,0 +1,206 @@
+"""The one contrastive objective: from features [B, V, E, D] to a loss, by way of whichever implementation is asked for.
+
+Shapes: B samples, V views, E exits (0 is the backbone), D dimensions, N = B·V·E features.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from selfcon.errors import NonFiniteError, SelfconWarning, UsageError, unknown_name
+from selfcon.losses import dense
+from selfcon.losses.gather import gather_rows, world_size
+from selfcon.losses.sets import Contrast, Term
+
+Implementation = Callable[[Contrast, Sequence[Term], float], tuple[Tensor, Tensor]]
+IMPLEMENTATIONS: dict[str, Implementation] = {"dense": dense.term_sums}
+
+
+@dataclass
+class Tally:
+    """Counts over many calls of a loss, kept on the device so that nothing waits for it; reading one does wait.
+
+    Pass one to `loss(..., tally=tally)`. It counts the features of this process.
+    """
+
+    _counts: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, **counts: Tensor) -> None:
+        for name, count in counts.items():
+            total = self._counts.get(name)
+            self._counts[name] = count.detach().clone() if total is None else total.add_(count.detach())
+
+    def _read(self, name: str) -> int:
+        return int(self._counts[name]) if name in self._counts else 0
+
+    @property
+    def anchors(self) -> int:
+        """Features that were to be anchors, over all terms."""
+        return self._read("anchors")
+
+    @property
+    def left_out(self) -> int:
+        """Of those, how many had no positive and were left out."""
+        return self._read("left_out")
+
+    @property
+    def empty_batches(self) -> int:
+        """Calls in which no anchor of any process was left: their loss is 0."""
+        return self._read("empty_batches")
+
+    @property
+    def non_finite(self) -> int:
+        """Feature values that were NaN or infinite (on a CPU those are refused at once)."""
+        return self._read("non_finite")
+
+
+def contrastive_loss(
+    features: Tensor,
+    labels: Tensor | None,
+    terms: Sequence[Term],
+    *,
+    temperature: float = 0.1,
+    alpha: float = 1.0,
+    base_temperature: float | None = None,
+    implementation: str = "auto",
+    gather: bool | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    tally: Tally | None = None,
+) -> Tensor:
+    """The weighted sum of `terms` over features [B, V, E, D], as a scalar of at least float32.
+
+    Features are normalised here. Without labels each sample is a class of its own. `base_temperature` multiplies by
+    temperature/base_temperature, as the released code of SupCon and SelfCon does with 0.07. With `gather` (by default
+    wherever a process group is) the features of all processes are contrasted, and the mean over processes of this loss
+    and of its gradient are those of one process with the whole batch.
+    """
+    _check_number("temperature", temperature, above=0)
+    _check_number("alpha", alpha, least=0)
+    if base_temperature is not None:
+        _check_number("base_temperature", base_temperature, above=0)
+    _check_features(features)
+    if labels is not None:
+        check_labels(labels, len(features), features.device)
+    term_sums = _find_implementation(implementation)
+
+    with torch.autocast(features.device.type, enabled=False):
+        world = world_size(process_group) if gather is not False else 1
+        if gather and world == 1 and not (dist.is_available() and dist.is_initialized()):
+            raise UsageError("gather=True needs an initialised process group: start the processes with torchrun.")
+        contrast = _contrast(normalise(features), labels, process_group if world > 1 else None, gathered=world > 1)
+        _check_finite(contrast.features, a_sample=features.shape[1] * features.shape[2])
+        sums, counts = term_sums(contrast, terms, temperature)
+        valid = counts.clone()
+        if world > 1:
+            dist.all_reduce(valid, group=process_group)
+        _report(features, terms, counts, valid, tally)
+
+        weights = [term.weight(alpha) for term in terms]
+        # Not a tensor of the weights: that would be a copy from the host in every step.
+        loss = torch.stack([w * s for w, s in zip(weights, sums / valid.clamp(min=1), strict=True)]).sum() * world
+        return loss if base_temperature is None else loss * (temperature / base_temperature)
+
+
+def normalise(features: Tensor) -> Tensor:
+    """Features of unit length along the last dimension, in float32 or float64; zero stays zero and gets no gradient."""
+    features = features if features.dtype == torch.float64 else features.float()
+    # Dividing by the largest entry first keeps squares from over- and underflowing; it cancels, in the gradient too.
+    largest = features.detach().abs().amax(-1, keepdim=True)
+    nonzero = ~(largest <= torch.finfo(features.dtype).tiny ** 0.5)  # true for NaN, which must stay visible
+    scaled = torch.where(nonzero, features, 0) / torch.where(nonzero, largest, 1)
+    squared = torch.where(nonzero, scaled.square().sum(-1, keepdim=True), 1)
+    return scaled * squared.rsqrt()
+
+
+def check_labels(labels: Tensor, samples: int, device: torch.device) -> None:
+    """Refuse labels that are not one integer a sample on the device of the features."""
+    if labels.shape != (samples,):
+        raise UsageError(f"labels must have the shape [{samples}], one for each sample, not {list(labels.shape)}.")
+    if labels.is_floating_point() or labels.is_complex():
+        raise UsageError(f"labels must be integers, not {labels.dtype}.")
+    if labels.device != device:
+        raise UsageError(f"labels are on {labels.device} and features on {device}: move them to the same device.")
+
+
+def _contrast(
+    z_BVED: Tensor, labels: Tensor | None, process_group: dist.ProcessGroup | None, *, gathered: bool
+) -> Contrast:
+    own = slice(0, len(z_BVED))
+    if gathered:
+        z_BVED, own = gather_rows(z_BVED, process_group)
+        if labels is not None:
+            labels, _ = gather_rows(labels, process_group)
+    samples, views, exits, dim = z_BVED.shape
+    a_sample = views * exits
+    groups_B = torch.arange(samples, device=z_BVED.device) if labels is None else labels
+    return Contrast(
+        features=z_BVED.reshape(-1, dim),
+        groups=groups_B.repeat_interleave(a_sample),
+        exits=torch.arange(exits, device=z_BVED.device).repeat(samples * views),
+        own=slice(own.start * a_sample, own.stop * a_sample),
+    )
+
+
+def _check_number(name: str, value: float, *, above: float | None = None, least: float | None = None) -> None:
+    if not math.isfinite(value) or (above is not None and value <= above) or (least is not None and value < least):
+        bound = f"greater than {above}" if above is not None else f"{least} or more"
+        raise UsageError(f"{name} must be a finite number {bound}, not {value}.")
+
+
+def _check_features(features: Tensor) -> None:
+    if features.ndim != 4 or 0 in features.shape:
+        raise UsageError(
+            f"features must have the shape [B, V, E, D] (samples, views, exits, dimensions) with no part empty, "
+            f"not {list(features.shape)}."
+        )
+    if not features.is_floating_point():
+        raise UsageError(f"features must be floating point, not {features.dtype}.")
+
+
+def _check_finite(z_ND: Tensor, a_sample: int) -> None:
+    # On a GPU the answer would make the host wait in every step; there a tally counts instead. These are the features
+    # of all processes, so that all of them stop and none is left waiting for the others.
+    if z_ND.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    bad_rows = (~z_ND.detach().isfinite()).any(1).nonzero().flatten()
+    if len(bad_rows):
+        bad_samples = (bad_rows // a_sample).unique().tolist()
+        raise NonFiniteError(
+            f"features hold NaN or infinity in {len(bad_samples)} of {len(z_ND) // a_sample} samples "
+            f"(first: sample {bad_samples[0]})."
+        )
+
+
+def _find_implementation(name: str) -> Implementation:
+    if name == "auto":
+        return dense.term_sums
+    if name not in IMPLEMENTATIONS:
+        raise unknown_name("implementation", name, ["auto", *IMPLEMENTATIONS])
+    return IMPLEMENTATIONS[name]
+
+
+def _report(features: Tensor, terms: Sequence[Term], counts: Tensor, valid: Tensor, tally: Tally | None) -> None:
+    if tally is not None:
+        exits = features.shape[2]
+        samples = features.shape[0] * features.shape[1]
+        anchors = sum({"F": 1, "G": exits - 1, "F+G": exits}[term.anchors] for term in terms) * samples
+        tally.add(
+            anchors=torch.full_like(valid[0], anchors),
+            left_out=anchors - counts.sum(),
+            empty_batches=(valid.sum() == 0).to(valid.dtype),
+            non_finite=(~features.detach().isfinite()).sum(),
+        )
+    if features.device.type == "cpu" and not torch.compiler.is_compiling() and not valid.any():
+        warnings.warn(
+            "no anchor of this batch has a positive, so its loss is 0 and trains nothing: "
+            "use larger batches, or fewer classes in each.",
+            SelfconWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,158 @@
+"""Every contrastive method equals the paper's sums, in value and in gradient."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+import selfcon
+from selfcon.errors import NonFiniteError, SelfconWarning, UsageError
+from selfcon.losses import Tally
+from tests.losses import oracle
+
+CONTRASTIVE = [name for name in selfcon.list_methods() if selfcon.get_method(name).stages == 2]
+
+
+def random_labels(kind: str, samples: int, rng: torch.Generator) -> Tensor:
+    if kind == "one class":
+        return torch.zeros(samples, dtype=torch.long)
+    if kind == "all distinct":
+        return torch.randperm(samples, generator=rng)
+    if kind == "some singletons":
+        labels = torch.randint(0, 2, (samples,), generator=rng)
+        labels[: samples // 3] = torch.arange(samples // 3) + 2
+        return labels
+    return torch.randint(0, max(1, samples // 3), (samples,), generator=rng)
+
+
+@pytest.mark.parametrize("kind", ["random", "some singletons", "one class", "all distinct"])
+@pytest.mark.parametrize("name", CONTRASTIVE)
+def test_loss_and_gradient_equal_the_papers_sums(name: str, kind: str) -> None:
+    method = selfcon.get_method(name)
+    rng = torch.Generator().manual_seed(CONTRASTIVE.index(name))
+    for case in range(60):
+        samples = 1 + case % 12
+        exits = 1 + int(torch.randint(0, 4, (), generator=rng)) if method.uses_exits else 1
+        dim = int(torch.randint(2, 9, (), generator=rng))
+        temperature = 0.02 * 250 ** float(torch.rand((), generator=rng))
+        alpha = 2 * float(torch.rand((), generator=rng)) if case % 5 else 0.0
+        labels = random_labels(kind, samples, rng)
+        values = torch.randn(samples, method.views, exits, dim, dtype=torch.float64, generator=rng)
+        ours, theirs = values.clone().requires_grad_(), values.clone().requires_grad_()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SelfconWarning)  # batches without any positive are among them
+            loss = method.loss(ours, labels, temperature=temperature, alpha=alpha)
+        expected = oracle.loss(name, theirs, labels, temperature=temperature, alpha=alpha)
+        loss.backward()
+        expected.backward()
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert abs(loss.item() - expected.item()) <= 1e-10 * max(1, abs(expected.item()))
+        assert (ours.grad - theirs.grad).abs().max() <= 1e-10 * max(1, float(theirs.grad.abs().max()))
+
+
+@pytest.mark.parametrize("name", CONTRASTIVE)
+def test_gradcheck(name: str) -> None:
+    method = selfcon.get_method(name)
+    features = torch.randn(4, method.views, 3, 3, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([0, 1, 0, 2])
+    assert torch.autograd.gradcheck(lambda x: method.loss(x, labels, temperature=0.5, alpha=0.7), features)
+
+
+def test_base_temperature_is_the_released_scale() -> None:
+    features, labels = torch.randn(6, 1, 2, 8), torch.tensor([0, 0, 1, 1, 2, 2])
+    method = selfcon.get_method("selfcon")
+    released = method.loss(features, labels, temperature=0.1, base_temperature=0.07)
+    torch.testing.assert_close(released, method.loss(features, labels, temperature=0.1) * (0.1 / 0.07))
+
+
+@pytest.mark.parametrize("name", ["supcon", "simclr"])
+def test_methods_of_the_backbone_ignore_further_exits(name: str) -> None:
+    features, labels = torch.randn(6, 2, 3, 8), torch.tensor([0, 0, 1, 1, 2, 2])
+    method = selfcon.get_method(name)
+    torch.testing.assert_close(method.loss(features, labels), method.loss(features[:, :, :1], labels))
+
+
+def test_anchors_without_positives_are_left_out_and_counted() -> None:
+    tally = Tally()
+    features, labels = torch.randn(4, 1, 1, 8), torch.tensor([0, 0, 1, 2])
+    method = selfcon.get_method("supcon-s")
+    loss = method.loss(features, labels, tally=tally)
+    assert (tally.anchors, tally.left_out, tally.empty_batches) == (4, 2, 0)
+    method.loss(features, labels, tally=tally)
+    assert (tally.anchors, tally.left_out) == (8, 4)
+    expected = oracle.loss("supcon-s", features.double(), labels, temperature=0.1, alpha=1)
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_batch_without_any_positive_gives_zero_and_says_so() -> None:
+    tally = Tally()
+    features = torch.randn(3, 1, 1, 8, requires_grad=True)
+    with pytest.warns(SelfconWarning, match="no anchor of this batch has a positive"):
+        loss = selfcon.get_method("supcon-s").loss(features, torch.arange(3), tally=tally)
+    loss.backward()
+    assert loss.item() == 0
+    assert features.grad is not None
+    assert features.grad.abs().sum() == 0
+    assert tally.empty_batches == 1
+
+
+def test_the_table_of_methods() -> None:
+    assert set(selfcon.list_methods()) == {
+        *("ce", "ce-sub", "sd", "selfcon-1stage", "simclr", "supcon", "supcon-s", "selfcon", "selfcon-m"),
+        *("selfcon-su", "selfcon-mu", "selfcon-star", "selfcon-m-star", "selfcon-su-star", "selfcon-mu-star"),
+    }
+    assert selfcon.list_methods() == sorted(selfcon.list_methods())
+    selfcon_m = selfcon.get_method("selfcon-m")
+    assert (selfcon_m.views, selfcon_m.uses_labels, selfcon_m.uses_exits, selfcon_m.stages) == (2, True, True, 2)
+    assert (selfcon.get_method("simclr").uses_labels, selfcon.get_method("ce").stages) == (False, 1)
+
+
+GOOD = torch.randn(4, 1, 2, 8)
+LABELS = torch.tensor([0, 0, 1, 1])
+BAD = torch.full((4, 1, 2, 8), float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("features", "labels", "options", "words"),
+    [
+        (GOOD[:, 0], LABELS, {}, r"shape \[B, V, E, D\].* not \[4, 2, 8\]"),
+        (GOOD[:0], LABELS[:0], {}, "no part empty"),
+        (GOOD.expand(4, 2, 2, 8), LABELS, {}, "selfcon contrasts 1 view of each sample"),
+        (GOOD, LABELS[:3], {}, r"shape \[4\], one for each sample, not \[3\]"),
+        (GOOD, LABELS.float(), {}, "must be integers"),
+        (GOOD, None, {}, "selfcon needs labels"),
+        (GOOD.long(), LABELS, {}, "floating point"),
+        (GOOD, LABELS, {"temperature": 0.0}, "temperature must be a finite number greater than 0, not 0.0"),
+        (GOOD, LABELS, {"temperature": float("nan")}, "temperature must be"),
+        (GOOD, LABELS, {"alpha": -1.0}, "alpha must be a finite number 0 or more"),
+        (GOOD, LABELS, {"base_temperature": 0.0}, "base_temperature must be"),
+        (GOOD, LABELS, {"implementation": "dens"}, "did you mean 'dense'"),
+        (GOOD, LABELS, {"gather": True}, "torchrun"),
+    ],
+)
+def test_wrong_input_is_refused_in_a_sentence(
+    features: Tensor, labels: Tensor | None, options: dict[str, object], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        selfcon.get_method("selfcon").loss(features, labels, **options)  # type: ignore[arg-type]
+    assert caught.value.exit_code == 64
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_non_finite_features_are_refused_on_the_cpu(bad: float) -> None:
+    features = torch.randn(4, 1, 2, 8)
+    features[2, 0, 1, 3] = bad
+    with pytest.raises(NonFiniteError, match=r"in 1 of 4 samples \(first: sample 2\)") as caught:
+        selfcon.get_method("selfcon").loss(features, LABELS)
+    assert caught.value.exit_code == 76
+
+
+def test_an_unknown_method_gets_the_nearest_name() -> None:
+    with pytest.raises(UsageError, match="Unknown method 'selfcon-start'; did you mean 'selfcon-star'"):
+        selfcon.get_method("selfcon-start")
+    with pytest.raises(UsageError, match="valid: ce, ce-sub, "):
+        selfcon.get_method("???")

@@ -1,0 +1,75 @@
+"""One-stage losses against their formulas, on a network's output."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, softmax
+
+import selfcon
+from selfcon.errors import UsageError
+from selfcon.losses.one_stage import soft_divergence
+
+LABELS = torch.tensor([0, 1, 2, 1, 0, 3])
+
+
+@pytest.fixture
+def output() -> selfcon.Output:
+    net = selfcon.create_model(
+        "resnet18", width=0.125, stem="small", exits=[selfcon.Exit(2), selfcon.Exit(3)], num_classes=4
+    )
+    return net.double()(torch.randn(6, 3, 16, 16, dtype=torch.float64))  # type: ignore[no-any-return]
+
+
+def divergence(teacher: Tensor, student: Tensor) -> Tensor:
+    """KL(teacher || student) at T = 3, times 9, a sample at a time."""
+    total = torch.zeros((), dtype=torch.float64)
+    for t, s in zip(teacher.detach(), student, strict=True):
+        p, q = softmax(t / 3, 0), softmax(s / 3, 0)
+        total = total + (p * (p.log() - q.log())).sum()
+    return 9 * total / len(teacher)
+
+
+def test_formulas(output: selfcon.Output) -> None:
+    f, g2, g3 = (output.logits[name] for name in ("backbone", "exit2", "exit3"))
+    ce = {name: cross_entropy(logits, LABELS) for name, logits in output.logits.items()}
+    contrast = selfcon.get_method("selfcon").loss(output.projections_bved(), LABELS)
+    expected = {
+        "ce": ce["backbone"],
+        "ce-sub": ce["backbone"] + ce["exit2"] + ce["exit3"],
+        "sd": ce["backbone"] + 0.5 * (ce["exit2"] + divergence(f, g2)) + 0.5 * (ce["exit3"] + divergence(f, g3)),
+        "selfcon-1stage": ce["backbone"] + ce["exit2"] + ce["exit3"] + 0.8 * contrast,
+    }
+    for name, value in expected.items():
+        loss = selfcon.get_method(name).loss_from_output(output, LABELS)
+        torch.testing.assert_close(loss, value, rtol=1e-10, atol=1e-10)
+
+
+def test_the_teacher_is_not_taught() -> None:
+    teacher, student = torch.randn(4, 5, requires_grad=True), torch.randn(4, 5, requires_grad=True)
+    soft_divergence(teacher, student, 3.0).backward()
+    assert teacher.grad is None
+    assert student.grad is not None
+
+
+def test_contrastive_methods_take_the_projections(output: selfcon.Output) -> None:
+    for name, views in (("selfcon", 1), ("selfcon-m", 2), ("supcon", 2)):
+        method = selfcon.get_method(name)
+        labels = LABELS[: 6 // views] % 2
+        expected = method.loss(output.projections_bved(views), labels)
+        assert torch.equal(method.loss_from_output(output, labels), expected)
+
+
+def test_wrong_use(output: selfcon.Output) -> None:
+    with pytest.raises(UsageError, match="ce needs logits"):
+        selfcon.get_method("ce").loss(torch.randn(4, 1, 1, 8), LABELS[:4])
+    with pytest.raises(UsageError, match="sd needs labels"):
+        selfcon.get_method("sd").loss_from_output(output)
+    with pytest.raises(UsageError, match="labels must be 0 to 3 for 4 classes, and one is 9"):
+        selfcon.get_method("ce").loss_from_output(output, LABELS + 6)
+    bare = selfcon.Output(names=["backbone"], features={})
+    with pytest.raises(UsageError, match="create the model with num_classes"):
+        selfcon.get_method("ce").loss_from_output(bare, LABELS)
+    with pytest.raises(UsageError, match="create it with projection_dim"):
+        selfcon.get_method("selfcon").loss_from_output(bare, LABELS)
