@@ -1,0 +1,35 @@
+"""An exit: where a sub-network leaves the backbone, and what it is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+from selfcon.errors import UsageError, unknown_name
+from selfcon.networks.subnetworks import Structure
+
+BACKBONE = "backbone"
+"""The name of exit 0."""
+
+
+@dataclass(frozen=True, order=True)
+class Exit:
+    """A sub-network after a stage of the backbone.
+
+    `after` counts stages from 1, the stem not counted. `structure` is "fc" (pooling and one linear layer), "same" (the
+    stages that follow, with weights of their own) or "small" (the same with half as many layers in each stage).
+    """
+
+    after: int
+    structure: Structure = "fc"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.after, bool) or not isinstance(self.after, int) or self.after < 1:
+            raise UsageError(f"An exit stands after a stage, counted from 1, not after {self.after!r}.")
+        if self.structure not in get_args(Structure):
+            raise unknown_name("structure of a sub-network", self.structure, get_args(Structure))
+
+    @property
+    def name(self) -> str:
+        """How the exit is called in outputs and results."""
+        return f"exit{self.after}"

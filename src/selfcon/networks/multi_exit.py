@@ -1,0 +1,95 @@
+"""A backbone with sub-networks: one forward gives a feature of each image at every exit.
+
+Shapes: B samples, V views, E exits (0 is the backbone), D feature dimension.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from selfcon.errors import UsageError, unknown_name
+from selfcon.networks.exits import BACKBONE, Exit
+from selfcon.networks.heads import Projection
+from selfcon.networks.stages import Splitter
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a network gives at each exit, by its name; projections and logits are empty where none were built."""
+
+    names: list[str]
+    features: dict[str, Tensor]
+    projections: dict[str, Tensor] = field(default_factory=dict)
+    logits: dict[str, Tensor] = field(default_factory=dict)
+
+    def projections_bved(self, views: int = 1) -> Tensor:
+        """The projections as [B, V, E, D], where the batch held the views one below the other (all of view 1 first)."""
+        if not self.projections:
+            raise UsageError("This network has no projection heads: create it with projection_dim.")
+        stacked = torch.stack([self.projections[name] for name in self.names], dim=1)
+        if len(stacked) % views:
+            raise UsageError(f"A batch of {len(stacked)} cannot hold {views} views of each sample.")
+        return stacked.view(views, len(stacked) // views, *stacked.shape[1:]).transpose(0, 1)
+
+
+class MultiExitNetwork(nn.Module):
+    """An encoder, sub-networks after some of its stages, and heads on each. `selfcon.create_model` makes one."""
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        splitter: Splitter,
+        subnetworks: Mapping[Exit, nn.Module],
+        *,
+        width: int,
+        projection_dim: int | None,
+        num_classes: int | None,
+    ) -> None:
+        super().__init__()
+        self.exits: Sequence[Exit] = sorted(subnetworks)
+        self.names = [BACKBONE, *(leave.name for leave in self.exits)]
+        self.width = width
+        self.encoder = encoder
+        self._splitter = splitter
+        self.subnetworks = nn.ModuleDict({leave.name: subnetworks[leave] for leave in self.exits})
+        self.projections = nn.ModuleDict()
+        if projection_dim is not None:
+            self.projections.update({name: Projection(width, projection_dim) for name in self.names})
+        self.classifiers = nn.ModuleDict()
+        if num_classes is not None:
+            self.classifiers.update({name: nn.Linear(width, num_classes) for name in self.names})
+
+    def forward(self, images: Tensor, upto: str | None = None) -> Output:
+        """All exits, or with `upto` that one alone, without what stands behind it."""
+        if upto is not None and upto not in self.names:
+            raise unknown_name("exit", upto, self.names)
+        if images.ndim != 4 or not images.is_floating_point():
+            raise UsageError(
+                f"images must be floating point of the shape [B, C, H, W], not {images.dtype} {list(images.shape)}."
+            )
+        wanted = [leave for leave in self.exits if upto in (None, leave.name)]
+        whole = upto in (None, BACKBONE)
+        maps, feature = self._splitter.walk(self.encoder, images, [leave.after for leave in wanted], whole=whole)
+        features = {} if feature is None else {BACKBONE: feature}
+        for leave in wanted:
+            features[leave.name] = self.subnetworks[leave.name](maps[leave.after])
+        return Output(
+            names=list(features),
+            features=features,
+            projections={name: self.projections[name](features[name]) for name in features if name in self.projections},
+            logits={name: self.classifiers[name](features[name]) for name in features if name in self.classifiers},
+        )
+
+    def to_timm(self) -> nn.Module:
+        """A copy of the encoder as the plain timm module it is: images to the backbone's features."""
+        for module in self.encoder.modules():
+            # timm fills this in evaluation, with tensors that cannot be copied.
+            cache = getattr(module, "attention_bias_cache", None)
+            if isinstance(cache, dict):
+                cache.clear()
+        return copy.deepcopy(self.encoder)

@@ -1,0 +1,83 @@
+"""Networks by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import timm
+from torch import nn
+
+from selfcon.errors import UsageError
+from selfcon.networks.backbones import NAMED, Shape, Stem, create_encoder
+from selfcon.networks.exits import Exit
+from selfcon.networks.multi_exit import MultiExitNetwork
+from selfcon.networks.stages import split
+from selfcon.networks.subnetworks import Linear, repeat_stages
+
+
+def list_models(*, timm: bool = False) -> list[str]:
+    """The networks that take every stem, width and sub-network; `timm=True` adds all others of timm."""
+    return sorted({*NAMED, *_timm_names()}) if timm else list(NAMED)
+
+
+def create_model(
+    name: str,
+    *,
+    exits: Sequence[Exit] = (),
+    stem: Stem | None = None,
+    image_size: int | None = None,
+    projection_dim: int | None = 128,
+    num_classes: int | None = None,
+    width: float = 1.0,
+    **timm_kwargs: Any,
+) -> MultiExitNetwork:
+    """A network of that name with sub-networks at `exits`, and heads on the backbone and each of them.
+
+    The stem follows `image_size` unless it is given (up to 48 px "small", up to 96 "small-pool", above or unknown
+    "large"). `projection_dim` and `num_classes` build projection heads and classifiers; None builds none. `width`
+    scales the networks of `list_models()`. Other arguments go to timm.
+    """
+    exits = _check_exits(name, exits)
+    encoder = create_encoder(name, stem=stem, image_size=image_size, shape=Shape(width), **timm_kwargs)
+    splitter = split(encoder, name)
+    widths = splitter.widths(encoder)
+    feature_width: int = getattr(encoder, "head_hidden_size", None) or encoder.num_features  # type: ignore[assignment]
+    subnetworks: dict[Exit, nn.Module] = {}
+    for leave in exits:
+        if leave.after >= len(widths):
+            valid = ", ".join(str(number) for number in range(1, len(widths)))
+            raise UsageError(f"{name} has no exit after stage {leave.after}; valid stages: {valid}.")
+        if leave.structure == "fc":
+            subnetworks[leave] = Linear(widths[leave.after - 1], feature_width)
+        else:
+            half = leave.structure == "small"
+            subnetworks[leave] = repeat_stages(
+                name, after=leave.after, width=width, half_depth=half, options=timm_kwargs
+            )
+    return MultiExitNetwork(
+        encoder,
+        splitter,
+        subnetworks,
+        width=feature_width,
+        projection_dim=projection_dim,
+        num_classes=num_classes,
+    )
+
+
+def _check_exits(name: str, exits: Sequence[Exit]) -> list[Exit]:
+    if isinstance(exits, Exit):
+        exits = [exits]
+    for leave in exits:
+        if not isinstance(leave, Exit):
+            raise UsageError(f"exits are selfcon.Exit values, such as Exit(after=2, structure='fc'), not {leave!r}.")
+        if leave.structure != "fc" and name.partition(".")[0] not in NAMED:
+            raise UsageError(f"{name} takes 'fc' exits only; {leave.structure!r} is built for {', '.join(NAMED)}.")
+    stages = [leave.after for leave in exits]
+    if len(set(stages)) < len(stages):
+        raise UsageError(f"Each stage takes one exit, and these stand after stages {sorted(stages)}.")
+    return list(exits)
+
+
+def _timm_names() -> list[str]:
+    return list(timm.list_models())

@@ -1,0 +1,170 @@
+"""The seven networks of the paper: sizes, costs, stems, widths, sub-networks, and the way back to timm."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import selfcon
+from selfcon import Exit
+from selfcon.networks.backbones import Shape, create_encoder
+
+
+def millions(net: nn.Module) -> float:
+    return sum(parameter.numel() for parameter in net.parameters()) / 1e6
+
+
+def giga_macs(net: nn.Module, size: int, **options: Any) -> float:
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        net.eval()(torch.zeros(1, 3, size, size), **options)
+    return float(counter.get_total_flops()) / 2e9
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "leave", "supcon", "selfcon_", "macs_supcon", "macs_selfcon"),
+    [
+        ("resnet18", 32, Exit(2, "fc"), "11.50", "11.89", 0.56, 0.56),
+        ("resnet50", 32, Exit(2, "fc"), "27.96", "33.47", 1.31, 1.31),
+        ("resnet18", 64, Exit(2, "fc"), "11.50", "11.89", 0.56, 0.56),
+        ("resnet18", 224, Exit(2, "small"), "11.50", "16.43", 1.82, 2.18),
+        ("resnet50", 224, Exit(2, "small"), "27.97", "42.21", 4.14, 5.33),
+    ],
+)
+def test_parameters_and_multiply_adds_are_the_papers(
+    name: str, size: int, leave: Exit, supcon: str, selfcon_: str, macs_supcon: float, macs_selfcon: float
+) -> None:
+    backbone = selfcon.create_model(name, image_size=size)
+    both = selfcon.create_model(name, image_size=size, exits=[leave])
+    assert f"{millions(backbone):.2f}" == supcon
+    assert f"{millions(both):.2f}" == selfcon_
+    assert giga_macs(backbone, size) == pytest.approx(macs_supcon, rel=0.015)
+    assert giga_macs(both, size) == pytest.approx(macs_selfcon, rel=0.015)
+
+
+def test_upto_saves_what_stands_behind_the_exit() -> None:
+    net = selfcon.create_model("resnet18", stem="small", exits=[Exit(2)], num_classes=10)
+    whole, part = giga_macs(net, 32), giga_macs(net, 32, upto="exit2")
+    assert part <= 0.55 * whole
+    images = torch.randn(2, 3, 32, 32)
+    out, early, late = net(images), net(images, upto="exit2"), net(images, upto="backbone")
+    assert out.names == ["backbone", "exit2"]
+    assert early.names == ["exit2"]
+    assert late.names == ["backbone"]
+    for kind in ("features", "projections", "logits"):
+        assert torch.equal(getattr(early, kind)["exit2"], getattr(out, kind)["exit2"])
+        assert torch.equal(getattr(late, kind)["backbone"], getattr(out, kind)["backbone"])
+
+
+@pytest.mark.parametrize("width", [1.0, 0.25])
+@pytest.mark.parametrize("name", selfcon.list_models())
+def test_every_structure_after_every_stage(name: str, width: float) -> None:
+    stages = {"wrn16_8": 3, "vgg16_bn": 5, "efficientnet_b0": 7}.get(name, 4)
+    exits = [Exit(k, ("fc", "small", "same")[k % 3]) for k in range(1, stages)]
+    net = selfcon.create_model(name, width=width, stem="small", exits=exits, projection_dim=16, num_classes=5)
+    out = net(torch.randn(2, 3, 32, 32))
+    assert out.names == ["backbone", *(f"exit{k}" for k in range(1, stages))]
+    shapes = {feature.shape for feature in out.features.values()}
+    assert shapes == {(2, net.width)}
+    assert out.projections_bved().shape == (2, 1, stages, 16)
+    assert {logits.shape for logits in out.logits.values()} == {(2, 5)}
+    out.projections_bved().square().sum().backward()
+    missing = [key for key, p in net.named_parameters() if p.grad is None and not key.startswith("classifiers")]
+    assert missing == []
+
+
+@pytest.mark.parametrize("stem", ["small", "small-pool", "large"])
+@pytest.mark.parametrize("name", selfcon.list_models())
+def test_to_timm_gives_the_same_outputs(name: str, stem: Any) -> None:
+    net = selfcon.create_model(name, width=0.25, stem=stem, exits=[Exit(1)]).eval()
+    images = torch.randn(2, 3, 64, 64)
+    plain = net.to_timm()
+    torch.testing.assert_close(plain(images), net(images).features["backbone"])
+    assert plain is not net.encoder
+    if name != "wrn16_8":
+        assert type(plain).__module__.startswith("timm.")
+
+
+@pytest.mark.parametrize("name", [name for name in selfcon.list_models() if name != "wrn16_8"])
+def test_weights_go_to_timm_and_back(name: str) -> None:
+    encoder = selfcon.create_model(name, exits=[Exit(2)]).to_timm()
+    theirs = timm.create_model(name, num_classes=0)
+    names = {key: value.shape for key, value in theirs.state_dict().items() if not key.startswith("pre_logits")}
+    assert {key: value.shape for key, value in encoder.state_dict().items()} == names
+    theirs.load_state_dict(encoder.state_dict(), strict=name != "vgg16_bn")
+
+
+def test_stems_follow_the_image_size() -> None:
+    def map_size(size: int) -> int:
+        net = selfcon.create_model("resnet18", image_size=size, width=0.125)
+        return int(net.encoder.forward_features(torch.zeros(1, 3, size, size)).shape[-1])  # type: ignore[operator]
+
+    # small: /8 in all; small-pool: /16; large: /32
+    assert [map_size(size) for size in (32, 48, 64, 96, 128, 224)] == [4, 6, 4, 6, 4, 7]
+
+
+def test_width_scales_the_stem_too_and_rounds_to_eight() -> None:
+    for name in ("resnet18", "resnet50", "wrn16_8"):
+        net = selfcon.create_model(name, width=0.3, stem="small")
+        widths = [p.shape[0] for p in net.encoder.parameters() if p.ndim == 4]
+        assert all(width % 8 == 0 for width in widths)
+        assert widths[0] == (8 if name == "wrn16_8" else 16)
+    # A basic block as wide as the stem has no projection, as in the published network; a bottleneck has one.
+    narrow = selfcon.create_model("resnet18", width=0.25).encoder
+    assert narrow.layer1[0].downsample is None  # type: ignore[index, union-attr]
+    narrow = selfcon.create_model("resnet50", width=0.25).encoder
+    assert narrow.layer1[0].downsample[0].in_channels == 16  # type: ignore[index, union-attr]
+
+
+def test_scaled_builders_agree_with_the_published_networks() -> None:
+    for name in ("resnet18", "resnet50", "efficientnet_b0"):
+        ours = create_encoder(name, stem="large", image_size=None, shape=Shape(width=1.0001))
+        theirs = timm.create_model(name, num_classes=0)
+        assert {k: v.shape for k, v in ours.state_dict().items()} == {
+            k: v.shape for k, v in theirs.state_dict().items()
+        }
+        ours.load_state_dict(theirs.state_dict())
+        images = torch.randn(1, 3, 64, 64)
+        assert torch.equal(ours.eval()(images), theirs.eval()(images))
+
+
+def test_small_has_half_the_layers_of_same() -> None:
+    def depth(structure: Any, name: str, after: int) -> int:
+        net = selfcon.create_model(name, width=0.125, exits=[Exit(after, structure)])
+        layers = net.subnetworks[f"exit{after}"].modules()
+        return sum(isinstance(layer, nn.Conv2d) and layer.kernel_size == (3, 3) for layer in layers)
+
+    assert (depth("same", "resnet34", 2), depth("small", "resnet34", 2)) == (2 * (6 + 3), 2 * (3 + 1))
+    assert (depth("same", "vgg16_bn", 2), depth("small", "vgg16_bn", 2)) == (9, 3)
+    assert (depth("same", "wrn16_8", 1), depth("small", "wrn16_8", 1)) == (8, 4)
+
+
+def test_views_come_back_view_by_view() -> None:
+    net = selfcon.create_model("resnet18", width=0.125, stem="small", exits=[Exit(2)], projection_dim=8).eval()
+    images_V = torch.randn(2, 3, 3, 16, 16)  # [V, B, C, H, W]
+    joint = net(images_V.flatten(0, 1)).projections_bved(views=2)
+    assert joint.shape == (3, 2, 2, 8)
+    for view in range(2):
+        alone = net(images_V[view]).projections_bved()[:, 0]
+        torch.testing.assert_close(joint[:, view], alone)
+
+
+def test_a_network_can_be_copied() -> None:
+    net = selfcon.create_model("vgg16_bn", width=0.125, exits=[Exit(3)]).eval()
+    images = torch.randn(1, 3, 32, 32)
+    before = net(images).features["exit3"]
+    clone = copy.deepcopy(net)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.zero_()
+    assert torch.equal(clone(images).features["exit3"], before)
+
+
+def test_without_heads() -> None:
+    out = selfcon.create_model("resnet18", width=0.125, projection_dim=None)(torch.randn(2, 3, 32, 32))
+    assert (out.projections, out.logits, list(out.features)) == ({}, {}, ["backbone"])

@@ -1,0 +1,98 @@
+"""Exits on other networks of timm: many families, convolutional and transformer."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import selfcon
+from selfcon import Exit
+from selfcon.errors import SelfconWarning
+
+FAMILIES = {
+    # how timm lets us in: forward_intermediates
+    "convnext_atto": 64,
+    "mobilenetv3_small_050": 64,
+    "regnetx_002": 64,
+    "repvgg_a0": 64,
+    "ghostnet_050": 64,
+    "edgenext_xx_small": 64,
+    "mobilevit_xxs": 64,
+    "poolformerv2_s12": 64,
+    "efficientvit_b0": 64,
+    "hgnetv2_b0": 64,
+    "vit_tiny_patch16_224": 224,
+    "deit_tiny_distilled_patch16_224": 224,
+    "cait_xxs24_224": 224,
+    "xcit_nano_12_p16_224": 224,
+    "mixer_s32_224": 224,
+    "swin_tiny_patch4_window7_224": 224,
+    "pvt_v2_b0": 64,
+    "levit_128s": 224,
+    "hiera_tiny_224": 224,
+    # stage by stage
+    "seresnext26t_32x4d": 64,
+    "mobilenetv2_050": 64,
+    # hooks
+    "densenet121": 64,
+    "cs3darknet_focus_s": 64,
+    "dla46_c": 64,
+    "convit_tiny": 224,
+    "dpn48b": 64,
+    "sequencer2d_s": 224,
+    "volo_d1_224": 224,
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_fc_exits(name: str) -> None:
+    size = FAMILIES[name]
+    stages = len(selfcon.networks.stages.split(probe := timm.create_model(name, num_classes=0), name).widths(probe))
+    places = sorted({1, stages // 2, stages - 1})
+    net = selfcon.create_model(name, exits=[Exit(place) for place in places], projection_dim=16)
+    images = torch.randn(2, 3, size, size)
+
+    net.eval()
+    out = net(images)
+    assert out.names == ["backbone", *(f"exit{place}" for place in places)]
+    torch.testing.assert_close(net.to_timm()(images), out.features["backbone"])
+    early = net(images, upto=f"exit{places[0]}")
+    assert early.names == [f"exit{places[0]}"]
+    torch.testing.assert_close(early.features[early.names[0]], out.features[early.names[0]])
+
+    net.train()
+    net(images).projections_bved().square().mean().backward()
+    for exit_name in net.names:
+        for parameter in net.projections[exit_name].parameters():
+            assert parameter.grad is not None
+    assert any(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in net.encoder.parameters())
+
+
+def test_an_exit_pools_the_tokens_of_its_block_without_prefix_tokens() -> None:
+    with pytest.warns(SelfconWarning, match="no stem for small images"):
+        net = selfcon.create_model("vit_tiny_patch16_224", image_size=32, exits=[Exit(5)]).eval()
+    seen: list[torch.Tensor] = []
+    net.encoder.blocks[4].register_forward_hook(lambda _module, _args, output: seen.append(output))  # type: ignore[index, union-attr]
+    feature = net(torch.randn(2, 3, 32, 32)).features["exit5"]
+    assert seen[0].shape == (2, 1 + 4, 192)  # 32 px in patches of 16, and the class token
+    linear = net.subnetworks["exit5"].fc
+    assert isinstance(linear, nn.Linear)
+    torch.testing.assert_close(feature, linear(seen[0][:, 1:].mean(1)))
+
+
+def test_stages_of_a_residual_network_are_its_layers() -> None:
+    net = selfcon.create_model("resnetv2_18", exits=[Exit(2)]).eval()
+    seen: list[torch.Tensor] = []
+    net.encoder.stages[1].register_forward_hook(lambda _module, _args, output: seen.append(output))  # type: ignore[index, union-attr]
+    feature = net(torch.randn(1, 3, 64, 64)).features["exit2"]
+    torch.testing.assert_close(feature, net.subnetworks["exit2"](seen[0]))
+
+
+def test_list_models() -> None:
+    named = selfcon.list_models()
+    assert named == ["resnet18", "resnet34", "resnet50", "resnet101", "wrn16_8", "vgg16_bn", "efficientnet_b0"]
+    everything = selfcon.list_models(timm=True)
+    assert set(named) < set(everything)
+    assert len(everything) > 1000
