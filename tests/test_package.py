@@ -37,9 +37,16 @@ def test_lazy_names_are_those_that_type_checkers_see(package: object) -> None:
         for alias in node.names
     }
     assert typed == package._NAMES  # type: ignore[attr-defined]
-    assert dir(package) == sorted(typed)
+    assert set(typed) <= set(dir(package))
     for name in typed:
         assert getattr(package, name).__name__.rpartition(".")[-1] == name
+
+
+def test_the_licence_travels_with_the_package() -> None:
+    from importlib.metadata import metadata
+
+    assert metadata("selfcon")["License-Expression"] == "MIT"
+    assert metadata("selfcon").get_all("License-File") == ["LICENSE"]
 
 
 def test_a_misspelt_name_gets_a_hint() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
@@ -24,6 +25,6 @@ def attach(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any]
         return module if names[name] == f"{package}.{name}" else getattr(module, name)
 
     def __dir__() -> list[str]:
-        return sorted(names)
+        return sorted({*names, *(name for name in vars(sys.modules[package]) if name.startswith("__"))})
 
     return __getattr__, __dir__

@@ -19,6 +19,34 @@ class UsageError(SelfconError, ValueError):
     exit_code = 64
 
 
+class DataError(SelfconError, ValueError):
+    """Data that cannot be used: a broken image, classes that differ between splits, labels out of range."""
+
+    exit_code = 65
+
+
+class BadImageError(DataError):
+    """One image that cannot be read."""
+
+
+class InputMissingError(SelfconError, FileNotFoundError):
+    """Something that was to be read is not there."""
+
+    exit_code = 66
+
+
+class StorageError(SelfconError, OSError):
+    """Something could not be written."""
+
+    exit_code = 74
+
+
+class UnsafeError(SelfconError, ValueError):
+    """A file that would run code, or is built to do harm."""
+
+    exit_code = 77
+
+
 class NonFiniteError(SelfconError, ArithmeticError):
     """NaN or infinity where a finite number must stand."""
 
@@ -36,7 +64,7 @@ def unknown_name(kind: str, name: object, valid: Iterable[str]) -> UsageError:
     if near:
         hint = f"did you mean {near[0]!r}?"
     elif len(names) <= 20:
-        hint = f"valid: {', '.join(names)}."
+        hint = f"valid: {', '.join(names) or 'none'}."
     else:
         hint = f"there are {len(names)}, none of them similar."
     return UsageError(f"Unknown {kind} {name!r}; {hint}")

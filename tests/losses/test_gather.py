@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 import selfcon
-from selfcon.errors import NonFiniteError
+from selfcon.errors import NonFiniteError, UsageError
 
 METHODS = ["selfcon", "selfcon-star", "simclr", "selfcon-m-star"]
 
@@ -38,6 +38,12 @@ def work(rank: int, sizes: list[int], folder: str) -> None:
     broken = torch.randn(2, 1, 2, 4) * (float("nan") if rank == 0 else 1.0)
     with pytest.raises(NonFiniteError):
         selfcon.get_method("selfcon").loss(broken, torch.zeros(2, dtype=torch.long))
+    first_alone = dist.new_group([0])
+    if rank > 0:
+        with pytest.raises(UsageError, match=f"Process {rank} is not in the process group"):
+            selfcon.get_method("selfcon").loss(
+                torch.randn(2, 1, 2, 4), torch.zeros(2, dtype=torch.long), process_group=first_alone
+            )
     torch.save(results, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -113,7 +115,6 @@ def test_the_table_of_methods() -> None:
 
 GOOD = torch.randn(4, 1, 2, 8)
 LABELS = torch.tensor([0, 0, 1, 1])
-BAD = torch.full((4, 1, 2, 8), float("nan"))
 
 
 @pytest.mark.parametrize(
@@ -126,20 +127,29 @@ BAD = torch.full((4, 1, 2, 8), float("nan"))
         (GOOD, LABELS.float(), {}, "must be integers"),
         (GOOD, None, {}, "selfcon needs labels"),
         (GOOD.long(), LABELS, {}, "floating point"),
-        (GOOD, LABELS, {"temperature": 0.0}, "temperature must be a finite number greater than 0, not 0.0"),
+        (GOOD, LABELS, {"temperature": 0.0}, "temperature must be a finite number of at least 1e-06, not 0.0"),
         (GOOD, LABELS, {"temperature": float("nan")}, "temperature must be"),
-        (GOOD, LABELS, {"alpha": -1.0}, "alpha must be a finite number 0 or more"),
+        (GOOD, LABELS, {"temperature": 1e-40}, "temperature must be"),
+        (GOOD, LABELS, {"temperature": "0.1"}, "temperature must be a number"),
+        (GOOD.numpy(), LABELS, {}, "features must be a tensor, not ndarray"),
+        (GOOD, LABELS.tolist(), {}, "labels must be a tensor, not list"),
+        (GOOD, LABELS, {"alpha": -1.0}, "alpha must be a finite number of at least 0"),
         (GOOD, LABELS, {"base_temperature": 0.0}, "base_temperature must be"),
         (GOOD, LABELS, {"implementation": "dens"}, "did you mean 'dense'"),
         (GOOD, LABELS, {"gather": True}, "torchrun"),
     ],
 )
-def test_wrong_input_is_refused_in_a_sentence(
-    features: Tensor, labels: Tensor | None, options: dict[str, object], words: str
-) -> None:
+def test_wrong_input_is_refused_in_a_sentence(features: Any, labels: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
-        selfcon.get_method("selfcon").loss(features, labels, **options)  # type: ignore[arg-type]
+        selfcon.get_method("selfcon").loss(features, labels, **options)
     assert caught.value.exit_code == 64
+
+
+@pytest.mark.parametrize("name", CONTRASTIVE)
+@pytest.mark.parametrize("shape", [(4, 8), (4, 2, 8), (4, 1, 2, 8, 1), (4, 0, 2, 8)])
+def test_every_method_names_the_shape_it_was_given(name: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"not {list(shape)}.")):
+        selfcon.get_method(name).loss(torch.randn(shape), LABELS)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -149,6 +159,16 @@ def test_non_finite_features_are_refused_on_the_cpu(bad: float) -> None:
     with pytest.raises(NonFiniteError, match=r"in 1 of 4 samples \(first: sample 2\)") as caught:
         selfcon.get_method("selfcon").loss(features, LABELS)
     assert caught.value.exit_code == 76
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler
+def test_where_nothing_is_checked_a_tally_counts_non_finite_features() -> None:
+    features = torch.randn(4, 1, 2, 8)
+    features[2, 0, 1, 3] = float("nan")
+    tally = Tally()
+    compiled = torch.compile(selfcon.get_method("selfcon").loss, backend="eager")
+    assert compiled(features, LABELS, tally=tally).isnan()
+    assert tally.non_finite == 1
 
 
 def test_an_unknown_method_gets_the_nearest_name() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -42,6 +44,7 @@ def test_released_scale_and_repr() -> None:
     assert repr(released) == "SupConLoss(temperature=0.1, base_temperature=0.07)"
 
 
-def test_wrong_shape() -> None:
-    with pytest.raises(UsageError, match=r"shape \[B, K, D\].* not \[4, 8\]"):
-        selfcon.SelfConLoss()(torch.randn(4, 8), torch.tensor([0, 0, 1, 1]))
+@pytest.mark.parametrize("shape", [(4, 8), (4, 0, 8), (4, 1, 2, 8)])
+def test_wrong_shape(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match=re.escape("shape [B, K, D]") + ".*" + re.escape(f"not {list(shape)}.")):
+        selfcon.SelfConLoss()(torch.randn(shape), torch.tensor([0, 0, 1, 1]))

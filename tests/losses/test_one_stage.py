@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, softmax
 
 import selfcon
-from selfcon.errors import UsageError
+from selfcon.errors import NonFiniteError, UsageError
 from selfcon.losses.one_stage import soft_divergence
 
 LABELS = torch.tensor([0, 1, 2, 1, 0, 3])
@@ -19,7 +21,7 @@ def output() -> selfcon.Output:
     net = selfcon.create_model(
         "resnet18", width=0.125, stem="small", exits=[selfcon.Exit(2), selfcon.Exit(3)], num_classes=4
     )
-    return net.double()(torch.randn(6, 3, 16, 16, dtype=torch.float64))  # type: ignore[no-any-return]
+    return net.double()(torch.randn(6, 3, 16, 16, dtype=torch.float64))
 
 
 def divergence(teacher: Tensor, student: Tensor) -> Tensor:
@@ -53,6 +55,22 @@ def test_the_teacher_is_not_taught() -> None:
     assert student.grad is not None
 
 
+@pytest.mark.parametrize("name", ["ce", "sd", "supcon-s", "selfcon"])
+def test_a_part_of_the_network_is_not_taken_for_the_whole(name: str) -> None:
+    net = selfcon.create_model("resnet18", width=0.125, stem="small", exits=[selfcon.Exit(2)], num_classes=4)
+    images = torch.randn(6, 3, 16, 16)
+    with pytest.raises(UsageError, match="needs the backbone's output, and this one stops at exit2"):
+        selfcon.get_method(name).loss_from_output(net(images, upto="exit2"), LABELS)
+    if selfcon.get_method(name).uses_exits:
+        with pytest.raises(UsageError, match="needs a sub-network"):
+            selfcon.get_method(name).loss_from_output(net(images, upto="backbone"), LABELS)
+
+
+def test_any_integer_labels_will_do(output: selfcon.Output) -> None:
+    ce = selfcon.get_method("ce")
+    assert torch.equal(ce.loss_from_output(output, LABELS.int()), ce.loss_from_output(output, LABELS))
+
+
 def test_contrastive_methods_take_the_projections(output: selfcon.Output) -> None:
     for name, views in (("selfcon", 1), ("selfcon-m", 2), ("supcon", 2)):
         method = selfcon.get_method(name)
@@ -66,9 +84,18 @@ def test_wrong_use(output: selfcon.Output) -> None:
         selfcon.get_method("ce").loss(torch.randn(4, 1, 1, 8), LABELS[:4])
     with pytest.raises(UsageError, match="sd needs labels"):
         selfcon.get_method("sd").loss_from_output(output)
-    with pytest.raises(UsageError, match="labels must be 0 to 3 for 4 classes, and one is 9"):
+    with pytest.raises(UsageError, match="labels must be 0 to 3 for 4 classes, and one is 6"):
         selfcon.get_method("ce").loss_from_output(output, LABELS + 6)
-    bare = selfcon.Output(names=["backbone"], features={})
+    with pytest.raises(UsageError, match=r"shape \[6\], one for each sample, not \[4\]"):
+        selfcon.get_method("ce").loss_from_output(output, LABELS[:4])
+    with pytest.raises(UsageError, match="must be integers"):
+        selfcon.get_method("ce").loss_from_output(output, LABELS.float())
+    with pytest.raises(TypeError, match="temprature"):
+        selfcon.get_method("ce").loss_from_output(output, LABELS, temprature=1)  # type: ignore[call-arg]
+    broken = replace(output, logits={name: logits / (name != "exit2") for name, logits in output.logits.items()})
+    with pytest.raises(NonFiniteError, match="logits of exit2 hold NaN"):
+        selfcon.get_method("ce").loss_from_output(broken, LABELS)
+    bare = selfcon.Output(names=["backbone", "exit2"], features={})
     with pytest.raises(UsageError, match="create the model with num_classes"):
         selfcon.get_method("ce").loss_from_output(bare, LABELS)
     with pytest.raises(UsageError, match="create it with projection_dim"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,11 +62,11 @@ def test_upto_saves_what_stands_behind_the_exit() -> None:
         assert torch.equal(getattr(late, kind)["backbone"], getattr(out, kind)["backbone"])
 
 
-@pytest.mark.parametrize("width", [1.0, 0.25])
+@pytest.mark.parametrize(("width", "structure"), [(1.0, "fc"), (0.25, "fc"), (0.25, "small"), (0.25, "same")])
 @pytest.mark.parametrize("name", selfcon.list_models())
-def test_every_structure_after_every_stage(name: str, width: float) -> None:
+def test_every_structure_after_every_stage(name: str, width: float, structure: Any) -> None:
     stages = {"wrn16_8": 3, "vgg16_bn": 5, "efficientnet_b0": 7}.get(name, 4)
-    exits = [Exit(k, ("fc", "small", "same")[k % 3]) for k in range(1, stages)]
+    exits = [Exit(k, structure) for k in range(1, stages)]
     net = selfcon.create_model(name, width=width, stem="small", exits=exits, projection_dim=16, num_classes=5)
     out = net(torch.randn(2, 3, 32, 32))
     assert out.names == ["backbone", *(f"exit{k}" for k in range(1, stages))]
@@ -154,15 +155,40 @@ def test_views_come_back_view_by_view() -> None:
         torch.testing.assert_close(joint[:, view], alone)
 
 
-def test_a_network_can_be_copied() -> None:
-    net = selfcon.create_model("vgg16_bn", width=0.125, exits=[Exit(3)]).eval()
-    images = torch.randn(1, 3, 32, 32)
-    before = net(images).features["exit3"]
+@pytest.mark.parametrize("name", ["vgg16_bn", "levit_128s"])
+def test_a_network_can_be_copied(name: str) -> None:
+    net = selfcon.create_model(name, exits=[Exit(1)]).eval()
+    images = torch.randn(1, 3, 224, 224)
+    before = net(images).features["exit1"]
     clone = copy.deepcopy(net)
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.zero_()
-    assert torch.equal(clone(images).features["exit3"], before)
+    assert torch.equal(clone(images).features["exit1"], before)
+
+
+def test_sub_networks_start_from_fresh_weights(tmp_path: Path) -> None:
+    plain = timm.create_model("resnet18", num_classes=0)
+    torch.save(plain.state_dict(), tmp_path / "weights.pth")
+    exits = [Exit(1, "small"), Exit(2, "same")]
+    net = selfcon.create_model("resnet18", exits=exits, checkpoint_path=str(tmp_path / "weights.pth"))
+    loaded, fresh = net.encoder.layer4[1].conv2.weight, net.subnetworks["exit2"][1][1].conv2.weight  # type: ignore[index, union-attr]
+    assert torch.equal(loaded, plain.layer4[1].conv2.weight)  # type: ignore[index, union-attr]
+    assert fresh.shape == loaded.shape
+    assert not torch.equal(fresh, loaded)
+
+
+def test_gradient_checkpointing_and_dropout_are_timms() -> None:
+    net = selfcon.create_model("resnet18", width=0.125, stem="small", exits=[Exit(2)], drop_rate=0.5)
+    images = torch.randn(2, 3, 32, 32)
+    zeros = (net(images).features["backbone"] == 0).float().mean()
+    assert 0.2 < zeros < 0.8
+    net.encoder.drop_rate = 0.0
+    seen = []
+    net.encoder.layer2.register_forward_pre_hook(lambda *_: seen.append(1))  # type: ignore[union-attr]
+    net.encoder.set_grad_checkpointing(True)  # type: ignore[operator]
+    net(images).projections_bved().sum().backward()
+    assert len(seen) == 2  # run again in the backward
 
 
 def test_without_heads() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import timm
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 import selfcon
 from selfcon import Exit
 from selfcon.errors import SelfconWarning
+from tests.networks.test_named import giga_macs
 
 FAMILIES = {
     # how timm lets us in: forward_intermediates
@@ -68,6 +71,41 @@ def test_fc_exits(name: str) -> None:
         for parameter in net.projections[exit_name].parameters():
             assert parameter.grad is not None
     assert any(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in net.encoder.parameters())
+
+
+@pytest.mark.parametrize("name", ["convnext_atto", "vit_tiny_patch16_224", "densenet121", "mobilenetv2_050"])
+def test_every_splitter_stops_where_it_is_told(name: str) -> None:
+    net = selfcon.create_model(name, exits=[Exit(1)])
+    size = FAMILIES[name]
+    assert giga_macs(net, size, upto="exit1") < 0.5 * giga_macs(net, size)
+
+
+def test_two_threads_may_share_a_hooked_network() -> None:
+    net = selfcon.create_model("densenet121", exits=[Exit(1)]).eval()
+    inputs = [torch.randn(1, 3, 64, 64) for _ in range(2)]
+
+    @torch.no_grad()
+    def run(which: int) -> list[torch.Tensor]:
+        return [net(inputs[which]).features["exit1"] for _ in range(6)]
+
+    alone = [run(which)[0] for which in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        for which, results in enumerate(pool.map(run, range(2))):
+            for result in results:
+                torch.testing.assert_close(result, alone[which])
+
+
+def test_networks_that_take_no_exit_can_be_built_without() -> None:
+    net = selfcon.create_model("crossvit_9_240").eval()
+    images = torch.randn(1, 3, 240, 240)
+    torch.testing.assert_close(net(images).features["backbone"], net.to_timm()(images))
+
+
+def test_options_of_timm_reach_hooked_and_other_networks() -> None:
+    grey = selfcon.create_model("convit_tiny", in_chans=1, img_size=64, exits=[Exit(2)])
+    assert grey(torch.randn(1, 1, 64, 64)).features["exit2"].shape == (1, grey.width)
+    groups = selfcon.create_model("test_efficientnet_gn", exits=[Exit(2)])
+    assert groups(torch.randn(1, 3, 64, 64)).features["exit2"].shape == (1, groups.width)
 
 
 def test_an_exit_pools_the_tokens_of_its_block_without_prefix_tokens() -> None:

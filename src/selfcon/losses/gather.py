@@ -7,25 +7,40 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from selfcon.errors import UsageError
 
 
 def world_size(process_group: dist.ProcessGroup | None) -> int:
     """The number of processes that would take part; 1 without a process group."""
-    return dist.get_world_size(process_group) if dist.is_available() and dist.is_initialized() else 1
+    if not (dist.is_available() and dist.is_initialized()):
+        return 1
+    world = dist.get_world_size(process_group)
+    if world < 1:
+        raise UsageError(f"Process {dist.get_rank()} is not in the process group that it was given.")
+    return world
 
 
-def gather_rows(rows: Tensor, process_group: dist.ProcessGroup | None) -> tuple[Tensor, slice]:
-    """The rows of all processes, one below the other in the order of ranks, and where the own ones stand.
-
-    Processes may hold different numbers of rows.
-    """
-    count = torch.tensor([len(rows)], device=rows.device)
+def count_rows(rows: Tensor, process_group: dist.ProcessGroup | None) -> list[int]:
+    """How many rows each process holds, in the order of ranks: they may differ."""
+    count = torch.full((1,), len(rows), device=rows.device)
     counts = [torch.empty_like(count) for _ in range(world_size(process_group))]
     dist.all_gather(counts, count, group=process_group)
-    sizes = [int(c) for c in counts]
-    start = sum(sizes[: dist.get_rank(process_group)])
+    return [int(count) for count in counts]
+
+
+def own_rows(sizes: list[int], process_group: dist.ProcessGroup | None) -> slice:
+    """Where the rows of this process stand among those of all."""
+    rank = dist.get_rank(process_group)
+    start = sum(sizes[:rank])
+    return slice(start, start + sizes[rank])
+
+
+def gather_rows(rows: Tensor, sizes: list[int], process_group: dist.ProcessGroup | None) -> Tensor:
+    """The rows of all processes, one below the other in the order of ranks."""
     gathered: Tensor = _GatherRows.apply(rows, sizes, process_group)
-    return gathered, slice(start, start + len(rows))
+    return gathered
 
 
 class _GatherRows(torch.autograd.Function):
@@ -42,7 +57,8 @@ class _GatherRows(torch.autograd.Function):
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
-        grad = grad_outputs[0].contiguous()
+        grad = grad_outputs[0].clone(memory_format=torch.contiguous_format)
         dist.all_reduce(grad, group=ctx.process_group)
         return grad.split(ctx.sizes)[dist.get_rank(ctx.process_group)], None, None

@@ -24,6 +24,9 @@ class NetworkOutput(Protocol):
     """What a loss needs of a network's output."""
 
     @property
+    def names(self) -> list[str]: ...
+
+    @property
     def logits(self) -> Mapping[str, Tensor]: ...
 
     def projections_bved(self, views: int = 1) -> Tensor: ...
@@ -63,7 +66,7 @@ class Method:
 
         `selfcon.losses.contrastive_loss` says what the options do. Methods of the backbone alone look at exit 0 only.
         """
-        from selfcon.losses.objective import contrastive_loss
+        from selfcon.losses.objective import check_features, contrastive_loss
 
         if self.one_stage is not None:
             raise UsageError(
@@ -71,7 +74,8 @@ class Method:
             )
         if self.uses_labels and labels is None:
             raise UsageError(f"{self.name} needs labels.")
-        if features.ndim == 4 and features.shape[1] != self.views:
+        check_features(features, "BVED")
+        if features.shape[1] != self.views:
             raise UsageError(
                 f"{self.name} contrasts {self.views} view{'s' * (self.views > 1)} of each sample, and features of the "
                 f"shape {list(features.shape)} hold {features.shape[1]} (their shape is [B, V, E, D])."
@@ -89,15 +93,43 @@ class Method:
             tally=tally,
         )
 
-    def loss_from_output(self, output: NetworkOutput, labels: Tensor | None = None, **options: Any) -> Tensor:
-        """The loss of what a network returned; `options` are those of `loss`. Views are stacked view by view."""
+    def loss_from_output(
+        self,
+        output: NetworkOutput,
+        labels: Tensor | None = None,
+        *,
+        temperature: float = 0.1,
+        alpha: float = 1.0,
+        base_temperature: float | None = None,
+        implementation: str = "auto",
+        gather: bool | None = None,
+        process_group: ProcessGroup | None = None,
+        tally: Tally | None = None,
+    ) -> Tensor:
+        """The loss of what a network returned, views stacked view by view; the options are those of `loss`.
+
+        In one stage they are for the contrastive part, where there is one.
+        """
+        if output.names[0] != "backbone":
+            raise UsageError(f"{self.name} needs the backbone's output, and this one stops at {output.names[-1]}.")
+        if self.uses_exits and len(output.names) < 2:
+            raise UsageError(f"{self.name} needs a sub-network: create the model with exits=[selfcon.Exit(...)].")
+        options: dict[str, Any] = {
+            "temperature": temperature,
+            "alpha": alpha,
+            "base_temperature": base_temperature,
+            "implementation": implementation,
+            "gather": gather,
+            "process_group": process_group,
+            "tally": tally,
+        }
         if self.one_stage is None:
             return self.loss(output.projections_bved(self.views), labels, **options)
         if labels is None:
             raise UsageError(f"{self.name} needs labels.")
         if not output.logits:
             raise UsageError(f"{self.name} needs logits: create the model with num_classes.")
-        loss = logits_loss(output.logits, labels, self.one_stage if self.uses_exits else OneStage())
+        loss = logits_loss(output.logits, labels, self.one_stage)
         if self.one_stage.contrast:
             selfcon = get_method("selfcon").loss(output.projections_bved(self.views), labels, **options)
             loss = loss + self.one_stage.contrast * selfcon

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
-from selfcon.errors import UsageError
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
 from selfcon.losses.methods import get_method
-from selfcon.losses.objective import Tally, contrastive_loss
+from selfcon.losses.objective import Tally, check_features, contrastive_loss
 
 
 class SelfConLoss(nn.Module):
@@ -24,20 +26,18 @@ class SelfConLoss(nn.Module):
         base_temperature: float | None = None,
         implementation: str = "auto",
         gather: bool | None = None,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__()
         self.temperature = temperature
         self.base_temperature = base_temperature
         self.implementation = implementation
         self.gather = gather
+        self.process_group = process_group
 
     def forward(self, features: Tensor, labels: Tensor | None = None, *, tally: Tally | None = None) -> Tensor:
         """The loss of features [B, K, D] and labels [B], a scalar."""
-        if features.ndim != 3:
-            raise UsageError(
-                f"features must have the shape [B, K, D] (samples, features of each, dimensions), "
-                f"not {list(features.shape)}."
-            )
+        check_features(features, "BKD")
         return contrastive_loss(
             features[:, None],
             labels,
@@ -46,8 +46,13 @@ class SelfConLoss(nn.Module):
             base_temperature=self.base_temperature,
             implementation=self.implementation,
             gather=self.gather,
+            process_group=self.process_group,
             tally=tally,
         )
+
+    if TYPE_CHECKING:  # nn.Module's own returns Any
+
+        def __call__(self, features: Tensor, labels: Tensor | None = None, *, tally: Tally | None = None) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return f"temperature={self.temperature}, base_temperature={self.base_temperature}"

@@ -16,18 +16,25 @@ from torch import Tensor
 
 from selfcon.errors import NonFiniteError, SelfconWarning, UsageError, unknown_name
 from selfcon.losses import dense
-from selfcon.losses.gather import gather_rows, world_size
+from selfcon.losses.gather import count_rows, gather_rows, own_rows, world_size
 from selfcon.losses.sets import Contrast, Term
 
 Implementation = Callable[[Contrast, Sequence[Term], float], tuple[Tensor, Tensor]]
 IMPLEMENTATIONS: dict[str, Implementation] = {"dense": dense.term_sums}
+
+_AXES = {"B": "samples", "V": "views", "E": "exits", "K": "features of each", "D": "dimensions"}
+_LEAST_TEMPERATURE = 1e-6  # far below any use, far above where float32 overflows
+_SHORTEST = {
+    torch.float64: torch.finfo(torch.float64).tiny ** 0.5,
+    torch.float16: torch.finfo(torch.float16).tiny,  # below it float16 loses digits, and its gradient would overflow
+}
 
 
 @dataclass
 class Tally:
     """Counts over many calls of a loss, kept on the device so that nothing waits for it; reading one does wait.
 
-    Pass one to `loss(..., tally=tally)`. It counts the features of this process.
+    Pass one to `loss(..., tally=tally)`; without one nothing is counted. It counts the features of this process.
     """
 
     _counts: dict[str, Tensor] = field(default_factory=dict)
@@ -81,11 +88,11 @@ def contrastive_loss(
     wherever a process group is) the features of all processes are contrasted, and the mean over processes of this loss
     and of its gradient are those of one process with the whole batch.
     """
-    _check_number("temperature", temperature, above=0)
+    _check_number("temperature", temperature, least=_LEAST_TEMPERATURE)
     _check_number("alpha", alpha, least=0)
     if base_temperature is not None:
-        _check_number("base_temperature", base_temperature, above=0)
-    _check_features(features)
+        _check_number("base_temperature", base_temperature, least=_LEAST_TEMPERATURE)
+    check_features(features, "BVED")
     if labels is not None:
         check_labels(labels, len(features), features.device)
     term_sums = _find_implementation(implementation)
@@ -109,18 +116,30 @@ def contrastive_loss(
 
 
 def normalise(features: Tensor) -> Tensor:
-    """Features of unit length along the last dimension, in float32 or float64; zero stays zero and gets no gradient."""
-    features = features if features.dtype == torch.float64 else features.float()
+    """Features of unit length along the last dimension, in float32 or float64; zero stays zero and gets no gradient.
+
+    As zero counts what is too short to have a direction in the precision it came in: a largest entry below 1e-19 in
+    float32, below 6e-5 in float16.
+    """
+    shortest = _SHORTEST.get(features.dtype, torch.finfo(torch.float32).tiny ** 0.5)
+    features = raised(features)
     # Dividing by the largest entry first keeps squares from over- and underflowing; it cancels, in the gradient too.
     largest = features.detach().abs().amax(-1, keepdim=True)
-    nonzero = ~(largest <= torch.finfo(features.dtype).tiny ** 0.5)  # true for NaN, which must stay visible
+    nonzero = ~(largest <= shortest)  # true for NaN, which must stay visible
     scaled = torch.where(nonzero, features, 0) / torch.where(nonzero, largest, 1)
     squared = torch.where(nonzero, scaled.square().sum(-1, keepdim=True), 1)
     return scaled * squared.rsqrt()
 
 
+def raised(values: Tensor) -> Tensor:
+    """Values in at least float32; float64 stays."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
 def check_labels(labels: Tensor, samples: int, device: torch.device) -> None:
     """Refuse labels that are not one integer a sample on the device of the features."""
+    if not isinstance(labels, Tensor):
+        raise UsageError(f"labels must be a tensor, not {type(labels).__name__}.")
     if labels.shape != (samples,):
         raise UsageError(f"labels must have the shape [{samples}], one for each sample, not {list(labels.shape)}.")
     if labels.is_floating_point() or labels.is_complex():
@@ -134,9 +153,10 @@ def _contrast(
 ) -> Contrast:
     own = slice(0, len(z_BVED))
     if gathered:
-        z_BVED, own = gather_rows(z_BVED, process_group)
-        if labels is not None:
-            labels, _ = gather_rows(labels, process_group)
+        sizes = count_rows(z_BVED, process_group)
+        own = own_rows(sizes, process_group)
+        z_BVED = gather_rows(z_BVED, sizes, process_group)
+        labels = None if labels is None else gather_rows(labels, sizes, process_group)
     samples, views, exits, dim = z_BVED.shape
     a_sample = views * exits
     groups_B = torch.arange(samples, device=z_BVED.device) if labels is None else labels
@@ -148,20 +168,24 @@ def _contrast(
     )
 
 
-def _check_number(name: str, value: float, *, above: float | None = None, least: float | None = None) -> None:
-    if not math.isfinite(value) or (above is not None and value <= above) or (least is not None and value < least):
-        bound = f"greater than {above}" if above is not None else f"{least} or more"
-        raise UsageError(f"{name} must be a finite number {bound}, not {value}.")
-
-
-def _check_features(features: Tensor) -> None:
-    if features.ndim != 4 or 0 in features.shape:
+def check_features(features: Tensor, shape: str) -> None:
+    """Refuse what is not a floating-point tensor with these axes, none of them empty."""
+    if not isinstance(features, Tensor):
+        raise UsageError(f"features must be a tensor, not {type(features).__name__}.")
+    if features.ndim != len(shape) or 0 in features.shape:
+        axes, words = ", ".join(shape), ", ".join(_AXES[axis] for axis in shape)
         raise UsageError(
-            f"features must have the shape [B, V, E, D] (samples, views, exits, dimensions) with no part empty, "
-            f"not {list(features.shape)}."
+            f"features must have the shape [{axes}] ({words}) with no part empty, not {list(features.shape)}."
         )
     if not features.is_floating_point():
         raise UsageError(f"features must be floating point, not {features.dtype}.")
+
+
+def _check_number(name: str, value: float, *, least: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(f"{name} must be a number, not {value!r}.")
+    if not math.isfinite(value) or value < least:
+        raise UsageError(f"{name} must be a finite number of at least {least}, not {value}.")
 
 
 def _check_finite(z_ND: Tensor, a_sample: int) -> None:
@@ -181,7 +205,7 @@ def _check_finite(z_ND: Tensor, a_sample: int) -> None:
 def _find_implementation(name: str) -> Implementation:
     if name == "auto":
         return dense.term_sums
-    if name not in IMPLEMENTATIONS:
+    if not isinstance(name, str) or name not in IMPLEMENTATIONS:
         raise unknown_name("implementation", name, ["auto", *IMPLEMENTATIONS])
     return IMPLEMENTATIONS[name]
 
@@ -199,8 +223,8 @@ def _report(features: Tensor, terms: Sequence[Term], counts: Tensor, valid: Tens
         )
     if features.device.type == "cpu" and not torch.compiler.is_compiling() and not valid.any():
         warnings.warn(
-            "no anchor of this batch has a positive, so its loss is 0 and trains nothing: "
-            "use larger batches, or fewer classes in each.",
+            "no anchor of this batch has a positive, so its loss is 0 and trains nothing: no two features that are "
+            "contrasted share a label (or, without labels, a sample).",
             SelfconWarning,
             stacklevel=2,
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from selfcon.errors import UsageError
+from selfcon.errors import NonFiniteError, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,12 +26,16 @@ def logits_loss(logits: Mapping[str, Tensor], labels: Tensor, weights: OneStage)
     """The part of a one-stage loss that needs logits [B, C] by exit, the backbone's first."""
     from torch.nn.functional import cross_entropy
 
+    from selfcon.losses.objective import check_labels, raised
+
     names = list(logits)
-    backbone = _raised(logits[names[0]])
-    _check_classes(labels, classes=backbone.shape[1])
+    backbone = raised(logits[names[0]])
+    check_labels(labels, len(backbone), backbone.device)
+    _check_on_the_cpu(logits, labels)
+    labels = labels.long()
     loss = cross_entropy(backbone, labels)
     for name in names[1:]:
-        exit_logits = _raised(logits[name])
+        exit_logits = raised(logits[name])
         if weights.cross_entropy:
             loss = loss + weights.cross_entropy * cross_entropy(exit_logits, labels)
         if weights.distillation:
@@ -48,14 +52,16 @@ def soft_divergence(teacher: Tensor, student: Tensor, softening: float) -> Tenso
     return kl_div(guess, target, reduction="batchmean", log_target=True) * softening**2
 
 
-def _raised(logits: Tensor) -> Tensor:
-    return logits if logits.element_size() == 8 else logits.float()
+def _check_on_the_cpu(logits: Mapping[str, Tensor], labels: Tensor) -> None:
+    import torch
 
-
-def _check_classes(labels: Tensor, classes: int) -> None:
-    # On a GPU the comparison would make the host wait; there PyTorch's own kernel stops on such a label.
-    if labels.device.type == "cpu" and len(labels):
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= classes:
-            wrong = low if low < 0 else high
-            raise UsageError(f"labels must be 0 to {classes - 1} for {classes} classes, and one is {wrong}.")
+    # On a GPU the answers would make the host wait; there a wrong label stops PyTorch's own kernel, and NaN stays NaN.
+    if labels.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    for name, values in logits.items():
+        if not values.detach().isfinite().all():
+            raise NonFiniteError(f"logits of {name} hold NaN or infinity.")
+        classes = values.shape[1]
+        wrong = labels[(labels < 0) | (labels >= classes)]
+        if len(wrong):
+            raise UsageError(f"labels must be 0 to {classes - 1} for {classes} classes, and one is {int(wrong[0])}.")

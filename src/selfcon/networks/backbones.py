@@ -1,7 +1,7 @@
 """Encoders without a classifier: the seven of the paper with their stems and widths, and any other timm network.
 
 A builder makes the published network at some width and depth; its stem is then fitted to small images.
-Parameter names are timm's throughout.
+Parameter names are timm's, but for WRN, which timm lacks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from selfcon.errors import SelfconWarning, UsageError, unknown_name
 from selfcon.networks.wide_resnet import WideResNet
 
 Stem = Literal["small", "small-pool", "large"]
-"""small: 3x3 of stride 1, no max-pool (32 px). small-pool: the same with the max-pool (64 px). large: as published."""
+"""small: 3x3 of stride 1, no max-pool (32 px). small-pool: the same, the max-pool kept (64 px). large: as published.
+
+VGG is small as published, and neither it nor EfficientNet has a max-pool to keep; WRN's large stem is that of ResNet.
+"""
 
 
 @dataclass(frozen=True)
@@ -47,15 +50,19 @@ class Shape:
 
 def create_encoder(name: str, *, stem: Stem | None, image_size: int | None, shape: Shape, **options: Any) -> nn.Module:
     """The encoder of that name, from images to pooled features; `options` go to timm (or to WideResNet)."""
-    base = name.partition(".")[0]
+    base, _, tag = str(name).partition(".")
     if stem is not None and stem not in get_args(Stem):
         raise unknown_name("stem", stem, get_args(Stem))
     if base not in NAMED and base not in timm.list_models():
         raise unknown_name("model", name, {*NAMED, *timm.list_models()})
+    if tag and tag not in (tags := [known.partition(".")[2] for known in timm.list_pretrained(f"{base}.*")]):
+        raise unknown_name(f"pretrained tag of {base}", tag, tags)
+    if own := sorted(options.keys() & {"features_only", "out_indices"}):
+        raise UsageError(f"{', '.join(own)} cannot be set: the features of each stage are what exits are for.")
+    if options.get("global_pool") in ("", "catavgmax"):
+        raise UsageError(f"global_pool={options['global_pool']!r} does not give features of the encoder's width.")
     if base not in NAMED and shape.width != 1.0:
         raise UsageError(f"width scales only {', '.join(NAMED)}; {name} has the width it was published with.")
-    if not 0 < shape.width < float("inf"):
-        raise UsageError(f"width must be greater than 0, not {shape.width}.")
     try:
         if base in NAMED:
             encoder = NAMED[base](name, shape, options)
@@ -96,6 +103,8 @@ def _build_resnet(layers: tuple[int, int, int, int]) -> Callable[[str, Shape, di
 
 def _scale_resnet_stem(encoder: Any, width: int) -> None:
     """timm's stem is 64 wide whatever the stages are; make it, and what reads it, `width` wide."""
+    if not isinstance(encoder.conv1, nn.Conv2d):
+        raise UsageError("width scales the plain stem only: leave out stem_type.")
     encoder.conv1 = _conv_like(encoder.conv1, out_channels=width)
     encoder.bn1 = type(encoder.bn1)(width)
     encoder.feature_info[0]["num_chs"] = width
@@ -119,13 +128,13 @@ def _build_wide_resnet(name: str, shape: Shape, options: dict[str, Any]) -> Wide
 
 def _build_vgg(name: str, shape: Shape, options: dict[str, Any]) -> VGG:
     # The 4096-wide layers are dropped afterwards; a tiny ratio keeps them from being filled with 100 M numbers first.
-    if options.get("pretrained"):
-        return timm.create_model(name, num_classes=0, **_from_scratch(name, options, shape))  # type: ignore[return-value]
+    ratio = {} if options.get("pretrained") or options.get("checkpoint_path") else {"mlp_ratio": 1 / 4096}
+    if shape.published:
+        return timm.create_model(name, num_classes=0, **ratio, **options)  # type: ignore[return-value, arg-type]
     config: list[int | str] = []
     for convolutions, width in ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)):
         config += [shape.channels(width)] * shape.depth(convolutions) + ["M"]
-    options = {"norm_layer": nn.BatchNorm2d, "mlp_ratio": 1 / 4096, **_from_scratch(name, options)}
-    return VGG(config, num_classes=0, **options)
+    return VGG(config, num_classes=0, **ratio, **{"norm_layer": nn.BatchNorm2d, **_from_scratch(name, options)})
 
 
 def _pool_right_after_features(encoder: Any) -> None:
@@ -169,13 +178,20 @@ NAMED: dict[str, Callable[[str, Shape, dict[str, Any]], nn.Module]] = {
 }
 
 
-def _from_scratch(name: str, options: dict[str, Any], shape: Shape | None = None) -> dict[str, Any]:
-    """The options without `pretrained`, which is refused where no published weights can fit."""
-    if shape is not None and shape.published:
-        return options
-    if options.get("pretrained"):
-        raise UsageError(f"There are no pretrained weights for {name} in this form: leave out pretrained or width.")
-    return {key: value for key, value in options.items() if key != "pretrained"}
+WEIGHTS = frozenset(("pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"))
+"""Options of timm that say which weights to load."""
+
+
+def _from_scratch(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options without those that load weights, which are refused where no published ones can fit."""
+    if wanted := sorted(key for key in options.keys() & WEIGHTS if options[key]):
+        raise UsageError(f"There are no weights for {name} in this form: leave out {', '.join(wanted)}.")
+    return without_weights(options)
+
+
+def without_weights(options: dict[str, Any]) -> dict[str, Any]:
+    """The options, so that a network starts from fresh weights."""
+    return {key: value for key, value in options.items() if key not in WEIGHTS}
 
 
 def _fit_stem(encoder: Any, stem: Stem, name: str) -> None:

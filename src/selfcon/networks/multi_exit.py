@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from selfcon.errors import UsageError, unknown_name
 from selfcon.networks.exits import BACKBONE, Exit
 from selfcon.networks.heads import Projection
-from selfcon.networks.stages import Splitter
+from selfcon.networks.stages import Splitter, input_channels
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Output:
         if not self.projections:
             raise UsageError("This network has no projection heads: create it with projection_dim.")
         stacked = torch.stack([self.projections[name] for name in self.names], dim=1)
-        if len(stacked) % views:
+        if views < 1 or len(stacked) % views:
             raise UsageError(f"A batch of {len(stacked)} cannot hold {views} views of each sample.")
         return stacked.view(views, len(stacked) // views, *stacked.shape[1:]).transpose(0, 1)
 
@@ -54,6 +55,7 @@ class MultiExitNetwork(nn.Module):
         self.exits: Sequence[Exit] = sorted(subnetworks)
         self.names = [BACKBONE, *(leave.name for leave in self.exits)]
         self.width = width
+        self.in_channels = input_channels(encoder)
         self.encoder = encoder
         self._splitter = splitter
         self.subnetworks = nn.ModuleDict({leave.name: subnetworks[leave] for leave in self.exits})
@@ -64,13 +66,20 @@ class MultiExitNetwork(nn.Module):
         if num_classes is not None:
             self.classifiers.update({name: nn.Linear(width, num_classes) for name in self.names})
 
+    if TYPE_CHECKING:  # nn.Module's own returns Any
+
+        def __call__(self, images: Tensor, upto: str | None = None) -> Output: ...
+
     def forward(self, images: Tensor, upto: str | None = None) -> Output:
         """All exits, or with `upto` that one alone, without what stands behind it."""
         if upto is not None and upto not in self.names:
             raise unknown_name("exit", upto, self.names)
-        if images.ndim != 4 or not images.is_floating_point():
+        if not isinstance(images, Tensor):
+            raise UsageError(f"images must be a tensor, not {type(images).__name__}.")
+        if images.ndim != 4 or images.shape[1] != self.in_channels or not images.is_floating_point():
             raise UsageError(
-                f"images must be floating point of the shape [B, C, H, W], not {images.dtype} {list(images.shape)}."
+                f"images must be floating point of the shape [B, {self.in_channels}, H, W], "
+                f"not {images.dtype} {list(images.shape)}."
             )
         wanted = [leave for leave in self.exits if upto in (None, leave.name)]
         whole = upto in (None, BACKBONE)
@@ -87,9 +96,20 @@ class MultiExitNetwork(nn.Module):
 
     def to_timm(self) -> nn.Module:
         """A copy of the encoder as the plain timm module it is: images to the backbone's features."""
-        for module in self.encoder.modules():
-            # timm fills this in evaluation, with tensors that cannot be copied.
-            cache = getattr(module, "attention_bias_cache", None)
-            if isinstance(cache, dict):
-                cache.clear()
+        _clear_caches(self.encoder)
         return copy.deepcopy(self.encoder)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MultiExitNetwork:
+        _clear_caches(self.encoder)
+        clone = type(self).__new__(type(self))
+        memo[id(self)] = clone
+        clone.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return clone
+
+
+def _clear_caches(encoder: nn.Module) -> None:
+    """Some attention layers of timm keep, in evaluation, tensors that cannot be copied and are easily made again."""
+    for module in encoder.modules():
+        cache = getattr(module, "attention_bias_cache", None)
+        if isinstance(cache, dict):
+            cache.clear()

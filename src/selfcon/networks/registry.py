@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import timm
+import timm as _timm
 from torch import nn
 
 from selfcon.errors import UsageError
@@ -18,7 +18,7 @@ from selfcon.networks.subnetworks import Linear, repeat_stages
 
 def list_models(*, timm: bool = False) -> list[str]:
     """The networks that take every stem, width and sub-network; `timm=True` adds all others of timm."""
-    return sorted({*NAMED, *_timm_names()}) if timm else list(NAMED)
+    return sorted({*NAMED, *_timm.list_models()}) if timm else list(NAMED)
 
 
 def create_model(
@@ -36,12 +36,16 @@ def create_model(
 
     The stem follows `image_size` unless it is given (up to 48 px "small", up to 96 "small-pool", above or unknown
     "large"). `projection_dim` and `num_classes` build projection heads and classifiers; None builds none. `width`
-    scales the networks of `list_models()`. Other arguments go to timm.
+    scales the networks of `list_models()`. Other arguments go to timm. Under DistributedDataParallel build no head that
+    the loss leaves out: `projection_dim=None` for `ce`, `ce-sub` and `sd`.
     """
     exits = _check_exits(name, exits)
+    _check_sizes(image_size=image_size, projection_dim=projection_dim, num_classes=num_classes)
+    if isinstance(width, bool) or not isinstance(width, int | float) or not 0 < width < float("inf"):
+        raise UsageError(f"width must be a finite number greater than 0, not {width!r}.")
     encoder = create_encoder(name, stem=stem, image_size=image_size, shape=Shape(width), **timm_kwargs)
-    splitter = split(encoder, name)
-    widths = splitter.widths(encoder)
+    splitter = split(encoder, name, exits=bool(exits))
+    widths = splitter.widths(encoder, timm_kwargs.get("img_size", image_size)) if exits else []
     feature_width: int = getattr(encoder, "head_hidden_size", None) or encoder.num_features  # type: ignore[assignment]
     subnetworks: dict[Exit, nn.Module] = {}
     for leave in exits:
@@ -66,7 +70,7 @@ def create_model(
 
 
 def _check_exits(name: str, exits: Sequence[Exit]) -> list[Exit]:
-    if isinstance(exits, Exit):
+    if isinstance(exits, Exit) or not isinstance(exits, Iterable):
         exits = [exits]
     for leave in exits:
         if not isinstance(leave, Exit):
@@ -79,5 +83,7 @@ def _check_exits(name: str, exits: Sequence[Exit]) -> list[Exit]:
     return list(exits)
 
 
-def _timm_names() -> list[str]:
-    return list(timm.list_models())
+def _check_sizes(**sizes: int | None) -> None:
+    for what, size in sizes.items():
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise UsageError(f"{what} must be a whole number of at least 1, or None, not {size!r}.")

@@ -7,6 +7,7 @@ Families whose forward we know run stage by stage. Of other timm networks we tak
 from __future__ import annotations
 
 import re
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from timm.models.vgg import VGG
 from timm.models.volo import VOLO
 from torch import Tensor, nn
 from torch.nn.functional import dropout
+from torch.utils.checkpoint import checkpoint
 
 from selfcon.errors import UsageError
 from selfcon.networks.wide_resnet import WideResNet
@@ -29,8 +31,8 @@ class Splitter(ABC):
     """How the encoders of one family are split. It holds no modules, so encoders can be copied and moved freely."""
 
     @abstractmethod
-    def widths(self, encoder: Any) -> list[int]:
-        """Channels after each stage."""
+    def widths(self, encoder: Any, image_size: int | None = None) -> list[int]:
+        """Channels after each stage; `image_size` is for networks that must be run to know."""
 
     @abstractmethod
     def walk(
@@ -39,11 +41,13 @@ class Splitter(ABC):
         """Maps [B, C, H, W] after the stages in `taps` (sorted), and the feature [B, D] of the `whole` encoder."""
 
 
-def split(encoder: nn.Module, name: str) -> Splitter:
-    """The splitter for an encoder; `name` is for the error where there is none."""
+def split(encoder: nn.Module, name: str, *, exits: bool = True) -> Splitter:
+    """The splitter for an encoder; `name` is for the error where there is none. Without exits any encoder will do."""
     for kind, splitter in _STAGED.items():
         if isinstance(encoder, kind):
             return splitter
+    if not exits:
+        return _WHOLE
     tells = hasattr(encoder, "forward_intermediates") and bool(_feature_info(encoder))
     if tells and not isinstance(encoder, MobileNetV5 | VOLO):
         return _INTERMEDIATES
@@ -79,20 +83,27 @@ class Staged(Splitter):
         x = self.stem(encoder, images)
         stages = self.stages(encoder)
         for number, stage in enumerate(stages if whole else stages[: max(taps)], start=1):
-            for module in stage:
-                x = module(x)
+            if getattr(encoder, "grad_checkpointing", False) and torch.is_grad_enabled():
+                x = checkpoint(_run, stage, x, use_reentrant=False)
+            else:
+                x = _run(stage, x)
             if number in taps:
                 maps[number] = x
         if not whole:
             return maps, None
-        for module in self.end(encoder):
-            x = module(x)
+        x = _run(self.end(encoder), x)
         rate = getattr(encoder, "drop_rate", 0.0)
         return maps, dropout(x, rate, encoder.training) if rate else x
 
 
+def _run(modules: Sequence[nn.Module], x: Tensor) -> Tensor:
+    for module in modules:
+        x = module(x)
+    return x
+
+
 class _ResNetStages(Staged):
-    def widths(self, encoder: ResNet) -> list[int]:
+    def widths(self, encoder: ResNet, image_size: int | None = None) -> list[int]:
         return [info["num_chs"] for info in _feature_info(encoder)[1:]]
 
     def stem(self, encoder: ResNet, images: Tensor) -> Tensor:
@@ -109,7 +120,7 @@ class _ResNetStages(Staged):
 class _VGGStages(Staged):
     """A stage ends with its pooling. The feature is pooled right after the last one; the 4096-wide layers are gone."""
 
-    def widths(self, encoder: VGG) -> list[int]:
+    def widths(self, encoder: VGG, image_size: int | None = None) -> list[int]:
         return [info["num_chs"] for info in _feature_info(encoder)[:-1]]
 
     def stem(self, encoder: VGG, images: Tensor) -> Tensor:
@@ -128,8 +139,8 @@ class _VGGStages(Staged):
 
 
 class _EfficientNetStages(Staged):
-    def widths(self, encoder: EfficientNet) -> list[int]:
-        return [_last_norm_width(stage) for stage in encoder.blocks]
+    def widths(self, encoder: EfficientNet, image_size: int | None = None) -> list[int]:
+        return [_output_width(stage[-1]) for stage in encoder.blocks]
 
     def stem(self, encoder: EfficientNet, images: Tensor) -> Tensor:
         x: Tensor = encoder.bn1(encoder.conv_stem(images))
@@ -143,7 +154,7 @@ class _EfficientNetStages(Staged):
 
 
 class _WideResNetStages(Staged):
-    def widths(self, encoder: WideResNet) -> list[int]:
+    def widths(self, encoder: WideResNet, image_size: int | None = None) -> list[int]:
         return encoder.widths
 
     def stem(self, encoder: WideResNet, images: Tensor) -> Tensor:
@@ -165,20 +176,32 @@ _STAGED: dict[type[nn.Module], Splitter] = {
 }
 
 
+class _Whole(Splitter):
+    """Any encoder, run from end to end."""
+
+    def widths(self, encoder: Any, image_size: int | None = None) -> list[int]:
+        return []
+
+    def walk(
+        self, encoder: Any, images: Tensor, taps: Sequence[int], *, whole: bool
+    ) -> tuple[dict[int, Tensor], Tensor | None]:
+        return {}, encoder.forward_head(encoder.forward_features(images), pre_logits=True)
+
+
 class _Intermediates(Splitter):
     """Networks with timm's `forward_intermediates`, which also turns tokens into maps and leaves out prefix tokens.
 
     Not those of MobileNetV5 and VOLO, which leave out layers behind the stages: these two are hooked.
     """
 
-    def widths(self, encoder: Any) -> list[int]:
+    def widths(self, encoder: Any, image_size: int | None = None) -> list[int]:
         return [info["num_chs"] for info in _without_stem(encoder)]
 
     def walk(
         self, encoder: Any, images: Tensor, taps: Sequence[int], *, whole: bool
     ) -> tuple[dict[int, Tensor], Tensor | None]:
         if not taps:
-            return {}, encoder.forward_head(encoder.forward_features(images), pre_logits=True)
+            return _WHOLE.walk(encoder, images, taps, whole=whole)
         every, counted = len(_feature_info(encoder)), len(_without_stem(encoder))
         indices = [every - counted + tap - 1 for tap in taps]
         if not whole:
@@ -192,13 +215,13 @@ class _Intermediates(Splitter):
 class _Hooks(Splitter):
     """Older networks: the outputs of the modules that end their stages."""
 
-    def widths(self, encoder: Any) -> list[int]:
+    def widths(self, encoder: Any, image_size: int | None = None) -> list[int]:
         stages = _hooked_stages(encoder)
         if all(width is not None for width in stages.values()):
             return [width for width in stages.values() if width is not None]
-        size = encoder.pretrained_cfg["input_size"]
+        size = image_size or encoder.pretrained_cfg["input_size"][-1]
         parameter = next(encoder.parameters())
-        images = torch.zeros(1, *size, device=parameter.device, dtype=parameter.dtype)
+        images = torch.zeros(1, input_channels(encoder), size, size, device=parameter.device, dtype=parameter.dtype)
         was_training = encoder.training
         with torch.no_grad():
             maps, _ = self.walk(encoder.eval(), images, range(1, len(stages) + 1), whole=True)
@@ -210,9 +233,12 @@ class _Hooks(Splitter):
     ) -> tuple[dict[int, Tensor], Tensor | None]:
         modules = list(_hooked_stages(encoder).items())
         maps: dict[int, Tensor] = {}
+        thread = threading.get_ident()
 
         def catch(number: int, width: int | None) -> Any:
             def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+                if threading.get_ident() != thread:  # another thread runs the same encoder
+                    return
                 maps[number] = _as_map(output, encoder, width)
                 if not whole and len(maps) == len(taps):
                     raise _EnoughError
@@ -235,6 +261,7 @@ class _EnoughError(Exception):
     """Raised in a hook to leave a forward that nobody needs the rest of."""
 
 
+_WHOLE = _Whole()
 _INTERMEDIATES = _Intermediates()
 _HOOKS = _Hooks()
 
@@ -281,6 +308,11 @@ def _as_map(output: Any, encoder: Any, width: int | None) -> Tensor:
     return output[:, -encoder.patch_embed.num_patches :].transpose(1, 2).unsqueeze(-1)
 
 
-def _last_norm_width(stage: nn.Module) -> int:
-    norms = [module for module in stage.modules() if isinstance(module, nn.BatchNorm2d)]
-    return norms[-1].num_features
+def _output_width(block: nn.Module) -> int:
+    """Channels that a block of EfficientNet gives: those of its last convolution, of whatever kind."""
+    return [int(child.out_channels) for child in block.children() if hasattr(child, "out_channels")][-1]
+
+
+def input_channels(encoder: nn.Module) -> int:
+    """Channels of the images that an encoder takes: those of its first convolution."""
+    return next(int(module.in_channels) for module in encoder.modules() if isinstance(module, nn.Conv2d))

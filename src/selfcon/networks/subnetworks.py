@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from selfcon.networks.backbones import Shape, create_encoder
+from selfcon.networks.backbones import Shape, create_encoder, without_weights
 from selfcon.networks.stages import Staged, split
 
 Structure = Literal["fc", "small", "same"]
@@ -26,9 +26,8 @@ class Linear(nn.Module):
 
 def repeat_stages(name: str, *, after: int, width: float, half_depth: bool, options: dict[str, Any]) -> nn.Sequential:
     """`same` and `small`: the stages behind the exit once more, with fresh weights, at whole or half depth."""
-    options = {key: value for key, value in options.items() if key != "pretrained"}
     shape = Shape(width, half_depth)
-    sibling = create_encoder(name, stem="large", image_size=None, shape=shape, **options)
+    sibling = create_encoder(name, stem="large", image_size=None, shape=shape, **without_weights(options))
     splitter = split(sibling, name)
     assert isinstance(splitter, Staged)
     return splitter.tail(sibling, after)
