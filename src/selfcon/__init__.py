@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from selfcon._lazy import attach
 
 if TYPE_CHECKING:
+    from selfcon import data as data
     from selfcon import errors as errors
     from selfcon import losses as losses
     from selfcon import networks as networks
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 _NAMES = {
+    "data": "selfcon.data",
     "errors": "selfcon.errors",
     "losses": "selfcon.losses",
     "networks": "selfcon.networks",

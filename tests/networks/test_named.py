@@ -183,7 +183,7 @@ def test_gradient_checkpointing_and_dropout_are_timms() -> None:
     images = torch.randn(2, 3, 32, 32)
     zeros = (net(images).features["backbone"] == 0).float().mean()
     assert 0.2 < zeros < 0.8
-    net.encoder.drop_rate = 0.0
+    net.encoder.drop_rate = 0.0  # type: ignore[assignment]
     seen = []
     net.encoder.layer2.register_forward_pre_hook(lambda *_: seen.append(1))  # type: ignore[union-attr]
     net.encoder.set_grad_checkpointing(True)  # type: ignore[operator]

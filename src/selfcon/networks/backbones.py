@@ -128,9 +128,11 @@ def _build_wide_resnet(name: str, shape: Shape, options: dict[str, Any]) -> Wide
 
 def _build_vgg(name: str, shape: Shape, options: dict[str, Any]) -> VGG:
     # The 4096-wide layers are dropped afterwards; a tiny ratio keeps them from being filled with 100 M numbers first.
-    ratio = {} if options.get("pretrained") or options.get("checkpoint_path") else {"mlp_ratio": 1 / 4096}
+    ratio: dict[str, Any] = (
+        {} if options.get("pretrained") or options.get("checkpoint_path") else {"mlp_ratio": 1 / 4096}
+    )
     if shape.published:
-        return timm.create_model(name, num_classes=0, **ratio, **options)  # type: ignore[return-value, arg-type]
+        return timm.create_model(name, num_classes=0, **ratio, **options)  # type: ignore[return-value]
     config: list[int | str] = []
     for convolutions, width in ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)):
         config += [shape.channels(width)] * shape.depth(convolutions) + ["M"]

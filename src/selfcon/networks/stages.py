@@ -140,7 +140,7 @@ class _VGGStages(Staged):
 
 class _EfficientNetStages(Staged):
     def widths(self, encoder: EfficientNet, image_size: int | None = None) -> list[int]:
-        return [_output_width(stage[-1]) for stage in encoder.blocks]
+        return [_output_width(list(stage.children())[-1]) for stage in encoder.blocks]
 
     def stem(self, encoder: EfficientNet, images: Tensor) -> Tensor:
         x: Tensor = encoder.bn1(encoder.conv_stem(images))
@@ -310,7 +310,8 @@ def _as_map(output: Any, encoder: Any, width: int | None) -> Tensor:
 
 def _output_width(block: nn.Module) -> int:
     """Channels that a block of EfficientNet gives: those of its last convolution, of whatever kind."""
-    return [int(child.out_channels) for child in block.children() if hasattr(child, "out_channels")][-1]
+    widths: list[Any] = [child.out_channels for child in block.children() if hasattr(child, "out_channels")]
+    return int(widths[-1])
 
 
 def input_channels(encoder: nn.Module) -> int:

@@ -1,0 +1,5 @@
+"""`python -m selfcon`."""
+
+from selfcon.cli import main
+
+main()

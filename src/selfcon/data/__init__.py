@@ -1,0 +1,38 @@
+"""From a name or a path to batches of augmented images, the same way each time."""
+
+from typing import TYPE_CHECKING
+
+from selfcon._lazy import attach
+
+if TYPE_CHECKING:
+    from selfcon.data.audit import Audit as Audit
+    from selfcon.data.audit import check as check
+    from selfcon.data.augment import augment as augment
+    from selfcon.data.contact_sheet import draw_contact_sheet as draw_contact_sheet
+    from selfcon.data.packed import pack as pack
+    from selfcon.data.policies import Policy as Policy
+    from selfcon.data.policies import get_policy as get_policy
+    from selfcon.data.resident import Batch as Batch
+    from selfcon.data.resident import Resident as Resident
+    from selfcon.data.resident import make_resident as make_resident
+    from selfcon.data.source import Source as Source
+    from selfcon.data.sources import list_sources as list_sources
+    from selfcon.data.sources import load as load
+
+_NAMES = {
+    "Audit": "selfcon.data.audit",
+    "check": "selfcon.data.audit",
+    "augment": "selfcon.data.augment",
+    "draw_contact_sheet": "selfcon.data.contact_sheet",
+    "pack": "selfcon.data.packed",
+    "Policy": "selfcon.data.policies",
+    "get_policy": "selfcon.data.policies",
+    "Batch": "selfcon.data.resident",
+    "Resident": "selfcon.data.resident",
+    "make_resident": "selfcon.data.resident",
+    "Source": "selfcon.data.source",
+    "list_sources": "selfcon.data.sources",
+    "load": "selfcon.data.sources",
+}
+__all__ = list(_NAMES)
+__getattr__, __dir__ = attach(__name__, _NAMES)

@@ -1,0 +1,155 @@
+"""Data sets in folders: ImageFolder's convention, Tiny-ImageNet's own layout, ImageNet and its subsets by a class list.
+
+Classes are the names of folders, sorted as torchvision sorts them. Folders are walked, never globbed: brackets, spaces
+and unicode in paths mean nothing here.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from selfcon.data.images import SUFFIXES
+from selfcon.data.source import FileImages, Source, check_source, complain, name_some
+from selfcon.data.splits import hold_out
+from selfcon.errors import DataError, InputMissingError, UsageError
+
+_SINGLE_FOLDER_TEST_FRACTION = 0.2
+
+
+def load_folder(folder: Path, *, seed: int = 0, problems: list[str] | None = None) -> Source:
+    """A folder with train/ and test/ or val/ (of both, val/ is the held-out part), or of classes, split by class."""
+    if not (folder / "train").is_dir():
+        return _split_single(folder, seed, problems)
+    classes = list_classes(folder / "train")
+    parts = [part for part in ("val", "test") if (folder / part).is_dir()]
+    if not parts:
+        raise InputMissingError(f"{folder} has train but neither test nor val beside it.")
+    for part in parts:
+        _check_same_classes(folder, classes, list_classes(folder / part), part, problems)
+    images = {part: read_classes(folder / part, classes, problems) for part in ("train", *parts)}
+    return check_source(
+        Source(
+            name=folder.resolve().name,
+            classes=tuple(classes),
+            train=images["train"],
+            test=images[parts[-1]],
+            val=images["val"] if len(parts) == 2 else None,
+        ),
+        problems,
+    )
+
+
+def _split_single(folder: Path, seed: int, problems: list[str] | None) -> Source:
+    classes = list_classes(folder)
+    if not classes:
+        raise DataError(f"{folder} has no folders in it: each class needs one, with its images.")
+    every = read_classes(folder, classes, problems)
+    kept, held = hold_out(every.labels, round(_SINGLE_FOLDER_TEST_FRACTION * len(every)), seed)
+    source = Source(folder.resolve().name, tuple(classes), train=every.take(kept), test=every.take(held))
+    return check_source(source, problems)
+
+
+def list_classes(folder: Path) -> list[str]:
+    """The folders in a folder, sorted; hidden ones are none."""
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+
+
+def read_classes(folder: Path, classes: list[str], problems: list[str] | None = None) -> FileImages:
+    """All image files below each class's folder, in the order of classes and sorted within; none may be empty."""
+    paths: list[Path] = []
+    labels: list[int] = []
+    empty = []
+    for label, name in enumerate(classes):
+        found = list_images(folder / name)
+        if not found:
+            empty.append(name)
+        paths += found
+        labels += [label] * len(found)
+    if empty:
+        complain(f"{folder} has no images of {name_some(empty)}: fill the folder or remove it.", problems)
+    return FileImages(paths, np.array(labels, dtype=np.int64))
+
+
+def list_images(folder: Path) -> list[Path]:
+    """The image files below a folder, by their endings, in torchvision's order."""
+    return [
+        Path(place) / file
+        for place, _, files in sorted(os.walk(folder, followlinks=True))
+        for file in sorted(files)
+        if Path(file).suffix.lower() in SUFFIXES
+    ]
+
+
+def load_tiny_imagenet(root: Path) -> Source:
+    """Tiny-ImageNet as it is published: train/WNID/images, val/images and val/val_annotations.txt."""
+    folder = _find(root, "tiny-imagenet-200", "train", "val/val_annotations.txt")
+    classes = list_classes(folder / "train")
+    label_of = {name: label for label, name in enumerate(classes)}
+    paths: list[Path] = []
+    labels: list[int] = []
+    annotations = folder / "val" / "val_annotations.txt"
+    for number, line in enumerate(annotations.read_text().splitlines(), start=1):
+        fields = line.split("\t")
+        if len(fields) < 2 or fields[1] not in label_of or Path(fields[0]).name != fields[0]:
+            raise DataError(f"{annotations}, line {number}, does not name an image and a class of train.")
+        paths.append(folder / "val" / "images" / fields[0])
+        labels.append(label_of[fields[1]])
+    return check_source(
+        Source(
+            name="tiny-imagenet",
+            classes=tuple(classes),
+            train=read_classes(folder / "train", classes),
+            test=FileImages(paths, np.array(labels, dtype=np.int64)),
+        )
+    )
+
+
+def load_imagenet(root: Path, *, name: str, class_list: Path | None) -> Source:
+    """ImageNet as train/WNID and val/WNID; with a class list only those classes, in sorted order."""
+    folder = _find(root, "imagenet", "train", "val")
+    classes = list_classes(folder / "train")
+    if class_list is not None:
+        wanted = read_class_list(class_list)
+        if missing := sorted(wanted - set(classes)):
+            raise DataError(f"{class_list} names {name_some(missing)}, not in {folder / 'train'}.")
+        classes = sorted(wanted)
+    elif name == "imagenet100":
+        raise UsageError("imagenet100 is a choice of classes: name the file that lists them with --class-list.")
+    _check_same_classes(folder, classes, [c for c in list_classes(folder / "val") if c in set(classes)], "val")
+    return check_source(
+        Source(
+            name=name,
+            classes=tuple(classes),
+            train=read_classes(folder / "train", classes),
+            test=read_classes(folder / "val", classes),
+        )
+    )
+
+
+def read_class_list(path: Path) -> set[str]:
+    """The first word of each line that is neither empty nor a comment."""
+    if not path.is_file():
+        raise InputMissingError(f"The class list {path} is not there.")
+    lines = (line.split() for line in path.read_text().splitlines())
+    return {words[0] for words in lines if words and not words[0].startswith("#")}
+
+
+def _find(root: Path, usual_name: str, *needed: str) -> Path:
+    """The folder itself or the one of the usual name in it, whichever holds what is needed."""
+    for folder in (root / usual_name, root):
+        if all((folder / part).exists() for part in needed):
+            return folder
+    raise InputMissingError(f"{root} holds neither {usual_name} nor its {' and '.join(needed)}: unpack it there.")
+
+
+def _check_same_classes(
+    folder: Path, train: list[str], other: list[str], part: str, problems: list[str] | None = None
+) -> None:
+    if missing := sorted(set(train) - set(other)):
+        complain(f"{folder / part} has no folder for {name_some(missing)}, which train has.", problems)
+    if extra := sorted(set(other) - set(train)):
+        complain(f"{folder / part} has the classes {name_some(extra)}, which train has not.", problems)

@@ -1,0 +1,226 @@
+"""A data set decoded once into one file that is mapped, not read: later starts take no time.
+
+The file is a valid safetensors file. For each split it holds `x_SPLIT` (uint8, [N, H, W, 3]; or, where sizes differ,
+all pixels in a row with `shape_SPLIT` [N, 2]) and `y_SPLIT`; its metadata hold the classes, a hash of what it was made
+from and one of what it holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+
+from selfcon.data.images import Pixels
+from selfcon.data.scan import in_threads
+from selfcon.data.source import ArrayImages, FileImages, Images, Source, check_source
+from selfcon.data.splits import Labels
+from selfcon.errors import DataError, StorageError, UnsafeError
+from selfcon.progress import track
+
+_FORMAT = "selfcon-pack-1"
+_DTYPES: dict[str, np.dtype[Any]] = {"U8": np.dtype("<u1"), "I64": np.dtype("<i8")}
+_MAX_HEADER = 100_000_000
+
+
+@dataclass(eq=False)
+class PackedImages(Images):
+    """Images of different sizes, one behind the other in a mapped file."""
+
+    flat: Pixels  # [bytes]
+    starts: Labels  # [N]
+    shapes: Labels  # [N, 2]
+    labels: Labels
+    name: str
+
+    def __getitem__(self, index: int) -> Pixels:
+        height, width = (int(side) for side in self.shapes[index])
+        start = int(self.starts[index])
+        return self.flat[start : start + height * width * 3].reshape(height, width, 3)
+
+    def take(self, indices: Labels) -> Self:
+        return type(self)(self.flat, self.starts[indices], self.shapes[indices], self.labels[indices], self.name)
+
+    def describe(self, index: int) -> str:
+        return f"{self.name}[{index}]"
+
+
+def pack(source: Source, path: str | Path) -> Path:
+    """Write a data set into one file, whole or not at all; returns its path."""
+    path = Path(path)
+    metadata = {
+        "format": _FORMAT,
+        "name": source.name,
+        "classes": json.dumps(source.classes),
+        "may_flip": json.dumps(source.may_flip),
+        "made_from_sha256": hash_origin(source),
+        "content_sha256": "0" * 64,
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", suffix=".part", dir=path.parent)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}.") from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            _write(file, source, metadata)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}.") from error
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    return path
+
+
+def hash_origin(source: Source) -> str:
+    """SHA-256 of the files (or arrays) of a data set with their labels, in order."""
+    digest = hashlib.sha256()
+    for split, images in source.splits().items():
+        digest.update(f"{split} {len(images)} {source.classes}\n".encode())
+        digest.update(images.labels.tobytes())
+        if isinstance(images, FileImages):
+            for path in images.paths:
+                digest.update(path.read_bytes())
+        else:
+            for index in range(len(images)):
+                digest.update(np.ascontiguousarray(images[index]).data)
+    return digest.hexdigest()
+
+
+def _write(file: BinaryIO, source: Source, metadata: dict[str, str]) -> None:
+    # The shapes are known only at the end, so room is left for the header and filled then; padding it is allowed.
+    room = len(json.dumps(metadata)) + 4096
+    file.write(b" " * (8 + room))
+    tensors: dict[str, Any] = {}
+    digest = hashlib.sha256()
+    end = 0
+
+    def add(name: str, dtype: str, shape: list[int], size: int) -> None:
+        nonlocal end
+        tensors[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+
+    for split, images in source.splits().items():
+        shapes = []
+        size = 0
+        for pixels in track(_decoded(images), f"Packing {split}", len(images)):
+            shapes.append(pixels.shape[:2])
+            data = np.ascontiguousarray(pixels).data
+            file.write(data)
+            digest.update(data)
+            size += data.nbytes
+        table = np.array(shapes, dtype="<i8").reshape(-1, 2)
+        uniform = (table == table[0]).all()
+        add(f"x_{split}", "U8", [len(table), *map(int, table[0]), 3] if uniform else [size], size)
+        columns = {"y": images.labels.astype("<i8")} | ({} if uniform else {"shape": table})
+        for key, column in columns.items():
+            file.write(column.tobytes())
+            digest.update(column.tobytes())
+            add(f"{key}_{split}", "I64", list(column.shape), column.nbytes)
+    header = json.dumps({"__metadata__": metadata | {"content_sha256": digest.hexdigest()}, **tensors}).encode()
+    assert len(header) <= room
+    file.seek(0)
+    file.write(room.to_bytes(8, "little") + header.ljust(room))
+
+
+def _decoded(images: Images) -> Iterator[Pixels]:
+    if isinstance(images, FileImages):
+        return in_threads(images.__getitem__, range(len(images)))
+    return (images[index] for index in range(len(images)))
+
+
+def is_packed(path: Path) -> bool:
+    """Whether a file looks like one that `pack` wrote."""
+    with path.open("rb") as file:
+        start = file.read(8 + len('{"__metadata__": {"format": "') + len(_FORMAT))
+    return start[8:].endswith(_FORMAT.encode())
+
+
+def load_packed(path: Path) -> Source:
+    """A packed data set, its pixels mapped from the file."""
+    header, offset = _read_header(path)
+    metadata = header.pop("__metadata__")
+    try:
+        classes = tuple(str(name) for name in json.loads(metadata["classes"]))
+        name, may_flip = str(metadata["name"]), bool(json.loads(metadata["may_flip"]))
+        splits = {split: _open_split(path, header, offset, split) for split in ("train", "val", "test")}
+        train, test = splits["train"], splits["test"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise UnsafeError(f"{path} has a header that describes no data set ({error}).") from error
+    if train is None or test is None:
+        raise DataError(f"{path} lacks training or test images.")
+    return check_source(Source(name, classes, train=train, test=test, val=splits["val"], may_flip=may_flip))
+
+
+def hash_content(path: Path) -> tuple[str, str]:
+    """The SHA-256 of a packed file's contents as it says and as it is."""
+    header, offset = _read_header(path)
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        file.seek(offset)
+        while block := file.read(1 << 24):
+            digest.update(block)
+    return header["__metadata__"]["content_sha256"], digest.hexdigest()
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header and where the data begin, once every tensor lies inside the file, behind the one before it."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(_MAX_HEADER, size - 8):
+            raise UnsafeError(f"{path} claims a header of {length} bytes, more than there can be.")
+        try:
+            header = json.loads(file.read(length))
+        except (ValueError, RecursionError) as error:
+            raise UnsafeError(f"{path} has a header that cannot be read.") from error
+    if not isinstance(header, dict) or not isinstance(header.get("__metadata__"), dict):
+        raise UnsafeError(f"{path} has a header that describes no data set.")
+    end = 0
+    for name, tensor in header.items():
+        if name == "__metadata__":
+            continue
+        try:
+            first, last = tensor["data_offsets"]
+            shape, itemsize = tensor["shape"], _DTYPES[tensor["dtype"]].itemsize
+            whole = all(isinstance(side, int) and side >= 0 for side in shape)
+            fits = whole and first == end and last - first == math.prod(shape) * itemsize
+        except (KeyError, TypeError, ValueError) as error:
+            raise UnsafeError(f"{path} has a header whose {name!r} cannot be.") from error
+        if not fits:
+            raise UnsafeError(f"{path} has a header whose {name!r} does not lie where it should.")
+        end = last
+    if 8 + length + end > size:
+        raise DataError(f"{path} is cut off: {size} of {8 + length + end} bytes are there.")
+    return header, 8 + length
+
+
+def _open_split(path: Path, header: dict[str, Any], offset: int, split: str) -> Images | None:
+    def view(key: str) -> Any:
+        tensor = header[f"{key}_{split}"]
+        start = offset + tensor["data_offsets"][0]
+        return np.memmap(path, _DTYPES[tensor["dtype"]], mode="r", offset=start, shape=tuple(tensor["shape"]))
+
+    if f"x_{split}" not in header:
+        return None
+    pixels, labels, name = view("x"), np.array(view("y")), f"{path} x_{split}"
+    if pixels.ndim == 4:
+        if pixels.shape[0] != len(labels) or pixels.shape[3] != 3:
+            raise ValueError(f"x_{split} and y_{split} do not fit")
+        return ArrayImages(pixels, labels, name)
+    shapes = np.array(view("shape"))
+    if shapes.shape != (len(labels), 2) or (shapes <= 0).any() or shapes.prod(1).sum() * 3 != pixels.size:
+        raise ValueError(f"x_{split} and shape_{split} do not fit")
+    ends = np.cumsum(shapes.prod(1) * 3)
+    return PackedImages(pixels, ends - shapes.prod(1) * 3, shapes, labels, name)

@@ -1,0 +1,135 @@
+"""Augmentation policies, and what they draw for each sample and view.
+
+A policy says which steps there are; `draw` turns keyed random words into their parameters. Applying them is another
+matter: `augment` does it for a batch at once, `augment_reference` image by image with torchvision. The distributions
+are torchvision's: `tests/data/test_policies.py` compares them with its own classes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from selfcon.data.random import Stream, draw_words, to_integer, to_uniform
+from selfcon.errors import unknown_name
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Steps in the order in which they are applied; normalisation always follows."""
+
+    randaugment: bool = False
+    crop_and_flip: bool = False
+    colour: bool = False
+
+    scale: tuple[float, float] = (0.2, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip_probability: float = 0.5
+    jitter_probability: float = 0.8
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.4
+    hue: float = 0.1
+    grey_probability: float = 0.2
+    magnitude: int = 9
+
+
+POLICIES = {
+    "standard": Policy(crop_and_flip=True, colour=True),
+    "simple": Policy(crop_and_flip=True),
+    "randaugment": Policy(randaugment=True),
+    "randaugment-standard": Policy(randaugment=True, crop_and_flip=True, colour=True),
+    "none": Policy(),
+}
+"""The policies of the paper's Table 13; RandAugment stands alone there and before "standard" in the released code."""
+
+RANDAUGMENT_OPERATIONS = (
+    *("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness"),
+    *("Color", "Contrast", "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize"),
+)
+JITTER_ORDERS = tuple(itertools.permutations(range(4)))
+"""Brightness, contrast, saturation and hue (0 to 3) in every order."""
+
+_TRIES = 10
+# Which word of a sample's stream is for what; a GPU kernel that draws for itself must use the same.
+_TOP, _LEFT, _FLIP, _JITTER, _ORDER, _FACTORS, _GREY, _OPERATIONS = 20, 21, 22, 23, 24, 25, 29, 30
+_WORDS = 32
+
+
+def get_policy(name: str) -> Policy:
+    """The policy of that name."""
+    if name not in POLICIES:
+        raise unknown_name("augmentation policy", name, POLICIES)
+    return POLICIES[name]
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The parameters of one view of B samples."""
+
+    top: Tensor  # [B] int64; the crop in pixels of the stored image
+    left: Tensor
+    height: Tensor
+    width: Tensor
+    flip: Tensor  # [B] bool
+    jitter: Tensor  # [B] bool, whether the four colour steps are applied
+    order: Tensor  # [B, 4] int64, in which order
+    factors: Tensor  # [B, 4] float32: brightness, contrast, saturation, hue
+    grey: Tensor  # [B] bool
+    operations: Tensor  # [B, 2] int64, of RANDAUGMENT_OPERATIONS
+    negative: Tensor  # [B, 2] bool, whether a signed operation is turned around
+
+
+def draw(policy: Policy, samples: Tensor, *, height: int, width: int, seed: int, epoch: int, view: int = 0) -> Draws:
+    """What the policy draws for samples [B] (indices in the data set) whose stored images are height x width."""
+    words = draw_words(samples, seed=seed, epoch=epoch, stream=Stream.AUGMENT + view, words=_WORDS)
+    uniform = to_uniform(words)
+    top, left, crop_height, crop_width = _draw_crop(policy, words, height, width)
+    strengths = torch.tensor([policy.brightness, policy.contrast, policy.saturation], device=words.device)
+    lowest = (1 - strengths).clamp(min=0)
+    factors = lowest + uniform[:, _FACTORS : _FACTORS + 3] * (1 + strengths - lowest)
+    hue = (2 * uniform[:, _FACTORS + 3 : _FACTORS + 4] - 1) * policy.hue
+    orders = torch.tensor(JITTER_ORDERS, device=words.device)
+    return Draws(
+        top=top,
+        left=left,
+        height=crop_height,
+        width=crop_width,
+        flip=uniform[:, _FLIP] < policy.flip_probability,
+        jitter=uniform[:, _JITTER] < policy.jitter_probability,
+        order=orders[to_integer(words[:, _ORDER], len(JITTER_ORDERS))],
+        factors=torch.cat([factors, hue], dim=1),
+        grey=uniform[:, _GREY] < policy.grey_probability,
+        operations=to_integer(words[:, _OPERATIONS : _OPERATIONS + 2], len(RANDAUGMENT_OPERATIONS)),
+        negative=(words[:, _OPERATIONS : _OPERATIONS + 2] & 1).bool(),
+    )
+
+
+def _draw_crop(policy: Policy, words: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """torchvision's RandomResizedCrop: the first of ten tries that fits, else the largest centred crop.
+
+    In float64, so that no device rounds a size differently.
+    """
+    tries = to_uniform(words[:, : 2 * _TRIES]).double().view(-1, _TRIES, 2)
+    area = height * width * (policy.scale[0] + tries[..., 0] * (policy.scale[1] - policy.scale[0]))
+    low, high = math.log(policy.ratio[0]), math.log(policy.ratio[1])
+    aspect = torch.exp(low + tries[..., 1] * (high - low))
+    widths, heights = (area * aspect).sqrt().round().long(), (area / aspect).sqrt().round().long()
+    fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
+    first = fits.long().argmax(1, keepdim=True)
+    found = fits.any(1)
+
+    fallback_height, fallback_width = height, width
+    if width / height < policy.ratio[0]:
+        fallback_height = round(width / policy.ratio[0])
+    elif width / height > policy.ratio[1]:
+        fallback_width = round(height * policy.ratio[1])
+    crop_height = torch.where(found, heights.gather(1, first)[:, 0], fallback_height)
+    crop_width = torch.where(found, widths.gather(1, first)[:, 0], fallback_width)
+    top = torch.where(found, to_integer(words[:, _TOP], height - crop_height + 1), (height - crop_height) // 2)
+    left = torch.where(found, to_integer(words[:, _LEFT], width - crop_width + 1), (width - crop_width) // 2)
+    return top, left, crop_height, crop_width

@@ -1,0 +1,125 @@
+"""A data set that stays on a device as uint8: batches are picked by index and augmented there, all at once.
+
+The order and every draw follow from (seed, epoch, sample, view), so that a batch is the same wherever and whenever it
+is made. N samples, B in a batch, V views, S output side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision.transforms import functional as tvf
+
+from selfcon.data.augment import augment, normalise
+from selfcon.data.images import Pixels
+from selfcon.data.policies import Policy, draw
+from selfcon.data.random import permute
+from selfcon.data.scan import in_threads
+from selfcon.data.source import ArrayImages, Images
+from selfcon.errors import UsageError
+from selfcon.progress import track
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Augmented and normalised images [V·B, 3, S, S], all of view 1 first; labels [B]; samples [B] in the data set."""
+
+    images: Tensor
+    labels: Tensor
+    samples: Tensor
+
+
+@dataclass(frozen=True)
+class Resident:
+    """All images of a split on one device, and the statistics that normalise them."""
+
+    pixels: Tensor  # [N, 3, H, W] uint8
+    labels: Tensor  # [N] int64
+    mean: Tensor  # [3], of pixels in [0, 1]
+    std: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batches(
+        self, policy: Policy, *, batch_size: int, seed: int, epoch: int, views: int = 1, size: int | None = None
+    ) -> Iterator[Batch]:
+        """The batches of one epoch in its own order; the last one may be smaller."""
+        order = permute(len(self), seed=seed, epoch=epoch, device=self.pixels.device)
+        for samples in _split(order, batch_size):
+            yield self.batch(samples, policy, seed=seed, epoch=epoch, views=views, size=size)
+
+    def plain_batches(self, *, batch_size: int, size: int | None = None) -> Iterator[Batch]:
+        """All samples in their stored order, normalised only."""
+        for samples in _split(torch.arange(len(self), device=self.pixels.device), batch_size):
+            yield self.batch(samples, Policy(), seed=0, epoch=0, size=size)
+
+    def batch(
+        self, samples: Tensor, policy: Policy, *, seed: int, epoch: int, views: int = 1, size: int | None = None
+    ) -> Batch:
+        """The batch of these samples [B], each view with a draw of its own."""
+        stored = self.pixels[samples]
+        height, width = stored.shape[2:]
+        seen = []
+        for view in range(views):
+            draws = draw(policy, samples, height=height, width=width, seed=seed, epoch=epoch, view=view)
+            seen.append(normalise(augment(stored, policy, draws, size or height), self.mean, self.std))
+        return Batch(torch.cat(seen), self.labels[samples], samples)
+
+
+def make_resident(
+    images: Images,
+    *,
+    size: int | None = None,
+    device: torch.device | str = "cpu",
+    like: Resident | None = None,
+) -> Resident:
+    """Decode a split onto a device; images of other sizes get their shorter side resized to `size`, the rest cut off.
+
+    Statistics are those of the images themselves, or of the split that this one is to be `like`: a test set follows
+    its training set.
+    """
+    height, width = images.shape or (0, -1)
+    if isinstance(images, ArrayImages) and height == width and size in (None, height):
+        array: Pixels = np.ascontiguousarray(images.pixels)
+    elif size is None:
+        raise UsageError("These images are not all squares of one size: say which size to bring them to.")
+    else:
+        fitted = in_threads(lambda index: _fit(images[index], size), range(len(images)))
+        array = np.stack(list(track(fitted, "Decoding", len(images))))
+    pixels = torch.from_numpy(array).to(device).permute(0, 3, 1, 2).contiguous()
+    labels = torch.from_numpy(images.labels).to(device)
+    mean, std = (like.mean, like.std) if like is not None else measure(pixels)
+    return Resident(pixels, labels, mean.to(device), std.to(device))
+
+
+def measure(pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel of [N, 3, H, W] in [0, 1], exactly, from counts of the 256 values."""
+    values = torch.arange(256, dtype=torch.float64) / 255
+    means, deviations = [], []
+    for channel in pixels.unbind(1):
+        counts = torch.bincount(channel.flatten().long(), minlength=256).double().cpu()
+        mean = (counts * values).sum() / counts.sum()
+        means.append(mean)
+        deviations.append(((counts * (values - mean) ** 2).sum() / counts.sum()).sqrt())
+    # A channel of one value has no deviation; dividing by 1 leaves it at 0.
+    std = torch.stack(deviations)
+    return torch.stack(means).float(), torch.where(std > 0, std, 1.0).float()
+
+
+def _fit(pixels: Pixels, size: int) -> Pixels:
+    image = torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
+    if image.shape[1:] == (size, size):
+        return np.array(pixels)
+    resized = tvf.center_crop(tvf.resize(image, [size], antialias=True), [size, size])
+    return np.asarray(resized.permute(1, 2, 0).numpy())
+
+
+def _split(samples: Tensor, batch_size: int) -> Sequence[Tensor]:
+    if batch_size < 1:
+        raise UsageError(f"A batch holds at least one sample, not {batch_size}.")
+    return torch.split(samples, batch_size)

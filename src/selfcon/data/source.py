@@ -1,0 +1,141 @@
+"""What a data set is here: images and labels of each split, and the names of the classes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from selfcon.data.images import Pixels, read_image
+from selfcon.data.splits import Labels, hold_out
+from selfcon.errors import DataError, UsageError
+
+
+class Images(ABC):
+    """The samples of one split. Indexing decodes one image: uint8 [H, W, 3]."""
+
+    labels: Labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def shape(self) -> tuple[int, int] | None:
+        """Height and width where all images are known to share them."""
+        return None
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> Pixels: ...
+
+    @abstractmethod
+    def take(self, indices: Labels) -> Self:
+        """Those samples alone."""
+
+    @abstractmethod
+    def describe(self, index: int) -> str:
+        """What a sample is called in a message: its file, or its row."""
+
+
+@dataclass(eq=False)
+class ArrayImages(Images):
+    """Images of one size in one array, in memory or mapped from a file."""
+
+    pixels: Pixels  # [N, H, W, 3]
+    labels: Labels
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, int] | None:
+        return int(self.pixels.shape[1]), int(self.pixels.shape[2])
+
+    def __getitem__(self, index: int) -> Pixels:
+        pixels: Pixels = self.pixels[index]
+        return pixels
+
+    def take(self, indices: Labels) -> Self:
+        return type(self)(self.pixels[indices], self.labels[indices], self.name)
+
+    def describe(self, index: int) -> str:
+        return f"{self.name}[{index}]"
+
+
+@dataclass(eq=False)
+class FileImages(Images):
+    """Images in files of their own, decoded when they are asked for."""
+
+    paths: Sequence[Path]
+    labels: Labels
+
+    def __getitem__(self, index: int) -> Pixels:
+        return read_image(self.paths[index])
+
+    def take(self, indices: Labels) -> Self:
+        return type(self)([self.paths[index] for index in indices], self.labels[indices])
+
+    def describe(self, index: int) -> str:
+        return str(self.paths[index])
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set: training and test images, perhaps a held-out part of the former, and what the labels mean."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: Images
+    test: Images
+    val: Images | None = None
+    may_flip: bool = True  # digits and letters must not be mirrored
+
+    def splits(self) -> dict[str, Images]:
+        """Every split by its name, in the order train, val, test."""
+        every = {"train": self.train, "val": self.val, "test": self.test}
+        return {name: images for name, images in every.items() if images is not None}
+
+    def hold_out(self, fraction: float, seed: int = 0) -> Source:
+        """The same data with a stratified part of the training images as `val`; test is untouched."""
+        if not 0 <= fraction < 1:
+            raise UsageError(f"The held-out fraction must be at least 0 and less than 1, not {fraction}.")
+        count = round(fraction * len(self.train))
+        if not count:
+            return self
+        if self.val is not None:
+            raise UsageError(f"{self.name} already has a held-out part, in val.")
+        kept, held = hold_out(self.train.labels, count, seed)
+        return replace(self, train=self.train.take(kept), val=self.train.take(held))
+
+
+def complain(problem: str, problems: list[str] | None) -> None:
+    """Add to the problems where somebody collects them, else stop at this one."""
+    if problems is None:
+        raise DataError(problem)
+    problems.append(problem)
+
+
+def check_source(source: Source, problems: list[str] | None = None) -> Source:
+    """The source itself, once every class has training images and no label lies outside the classes."""
+    if len(source.classes) < 2:
+        complain(f"{source.name} has {len(source.classes)} class: at least two are needed.", problems)
+    for split, images in source.splits().items():
+        if not len(images):
+            raise DataError(f"{source.name} has no images in {split}.")
+        low, high = int(images.labels.min()), int(images.labels.max())
+        if low < 0 or high >= len(source.classes):
+            wrong = low if low < 0 else high
+            raise DataError(
+                f"{source.name} has the label {wrong} in {split}, and labels are 0 to {len(source.classes) - 1}."
+            )
+    present = np.bincount(source.train.labels, minlength=len(source.classes))
+    if empty := [source.classes[label] for label in np.flatnonzero(present == 0)]:
+        complain(f"{source.name} has no training images of {name_some(empty)}.", problems)
+    return source
+
+
+def name_some(names: Sequence[str], most: int = 5) -> str:
+    """A few of the names, and how many more there are."""
+    shown = ", ".join(repr(name) for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -1,0 +1,154 @@
+"""From what `--data` says, a name or a path, to a data set."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+
+from selfcon.data.folders import load_folder, load_imagenet, load_tiny_imagenet
+from selfcon.data.named import NAMED, grey_to_rgb, load_named
+from selfcon.data.packed import is_packed, load_packed
+from selfcon.data.source import ArrayImages, Source, check_source
+from selfcon.data.splits import hold_out
+from selfcon.data.unreadable import drop_unreadable
+from selfcon.errors import DataError, InputMissingError, UnsafeError, unknown_name
+
+BadImages = Literal["error", "skip"]
+_BY_NAME = ("digits", "tiny-imagenet", "imagenet", "imagenet100", *NAMED)
+_DIGITS_TEST = 360
+
+
+def load(
+    data: str | Path,
+    *,
+    root: str | Path = "data",
+    class_list: str | Path | None = None,
+    seed: int = 0,
+    download: bool = False,
+    bad_images: BadImages = "error",
+    problems: list[str] | None = None,
+) -> Source:
+    """The data set that `data` names: one of `list_sources()` below `root`, or a folder, an .npz or a packed file.
+
+    `seed` decides how a single folder is split into training and test images. With `bad_images="skip"` every file is
+    read once and the unreadable ones are left out, with a warning that lists them; more than one in a thousand are
+    refused. With a list for `problems`, empty and differing classes are added to it instead of being refused.
+    """
+    if bad_images not in get_args(BadImages):
+        raise unknown_name("way to treat bad images", bad_images, get_args(BadImages))
+    source = _find(data, Path(root), class_list=class_list, seed=seed, download=download, problems=problems)
+    return drop_unreadable(source) if bad_images == "skip" else source
+
+
+def _find(
+    data: str | Path,
+    root: Path,
+    *,
+    class_list: str | Path | None,
+    seed: int,
+    download: bool,
+    problems: list[str] | None,
+) -> Source:
+    name, path = str(data), Path(data)
+    if name == "digits":
+        return _load_digits()
+    if name == "tiny-imagenet":
+        return load_tiny_imagenet(root)
+    if name in ("imagenet", "imagenet100"):
+        return load_imagenet(root, name=name, class_list=None if class_list is None else Path(class_list))
+    if name in NAMED:
+        return load_named(name, root, download=download)
+    if path.is_dir():
+        return load_folder(path, seed=seed, problems=problems)
+    return _load_file(path)
+
+
+def _load_file(path: Path) -> Source:
+    if path.is_file() and path.suffix.lower() == ".npz":
+        return _load_npz(path)
+    if path.is_file() and is_packed(path):
+        return load_packed(path)
+    if path.is_file():
+        raise DataError(f"{path} is neither an .npz nor a file that `selfcon data pack` wrote.")
+    if path.suffix or len(path.parts) > 1:
+        raise InputMissingError(f"There is no file or folder {path}.")
+    raise unknown_name("data set (and there is no folder of that name)", str(path), _BY_NAME)
+
+
+def list_sources() -> list[str]:
+    """The data sets that go by a name."""
+    return sorted(_BY_NAME)
+
+
+def _load_digits() -> Source:
+    """scikit-learn's handwritten digits: 8x8 grey made 16x16 RGB, 1,437 to train with and 360 to test on."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    grey = torch.tensor(digits.images, dtype=torch.float32)[:, None] * (255 / 16)
+    larger = torch.nn.functional.interpolate(grey, size=16, mode="bilinear", align_corners=False)
+    pixels = grey_to_rgb(larger[:, 0].round().to(torch.uint8).numpy())
+    labels = np.asarray(digits.target, dtype=np.int64)
+    kept, held = hold_out(labels, _DIGITS_TEST, seed=0)
+    every = ArrayImages(pixels, labels, "digits")
+    classes = tuple(str(digit) for digit in range(10))
+    return Source("digits", classes, train=every.take(kept), test=every.take(held), may_flip=False)
+
+
+def _load_npz(path: Path) -> Source:
+    """An .npz with uint8 x_train and x_test, [N, H, W, 3] or [N, H, W], integer y_train and y_test, perhaps classes."""
+    arrays = _read_npz(path)
+    if missing := [key for key in ("x_train", "y_train", "x_test", "y_test") if key not in arrays]:
+        raise DataError(f"{path} has no {', '.join(missing)}; it has {', '.join(arrays) or 'nothing'}.")
+    for split in ("train", "test"):
+        _check_arrays(path, split, arrays[f"x_{split}"], arrays[f"y_{split}"])
+    x_train, x_test = grey_to_rgb(arrays["x_train"]), grey_to_rgb(arrays["x_test"])
+    if x_train.shape[1:] != x_test.shape[1:]:
+        raise DataError(
+            f"{path} has images of {x_train.shape[1:3]} to train with and of {x_test.shape[1:3]} to test on."
+        )
+    y_train, y_test = arrays["y_train"].astype(np.int64), arrays["y_test"].astype(np.int64)
+    if "classes" in arrays:
+        classes = tuple(str(name) for name in arrays["classes"].tolist())
+    else:
+        classes = tuple(str(label) for label in range(int(y_train.max()) + 1))
+    return check_source(
+        Source(
+            name=path.stem,
+            classes=classes,
+            train=ArrayImages(x_train, y_train, f"{path} x_train"),
+            test=ArrayImages(x_test, y_test, f"{path} x_test"),
+        )
+    )
+
+
+def _read_npz(path: Path) -> dict[str, Any]:
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"{path} cannot be read as an .npz: it is no zip file.")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {key: file[key] for key in file.files}
+    except ValueError as error:
+        if "pickle" in str(error) or "Object arrays" in str(error):
+            raise UnsafeError(f"{path} holds Python objects, which can run code when they are read.") from error
+        raise DataError(f"{path} cannot be read as an .npz: {error}.") from error
+    except (OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be read as an .npz: {error}.") from error
+
+
+def _check_arrays(path: Path, split: str, images: Any, labels: Any) -> None:
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
+        raise DataError(
+            f"{path} must hold x_{split} as uint8 [N, H, W, 3] or [N, H, W], not {images.dtype} {list(images.shape)}."
+        )
+    if not np.issubdtype(labels.dtype, np.integer) or labels.shape != images.shape[:1]:
+        raise DataError(
+            f"{path} must hold y_{split} as {len(images)} integers, one for each image, "
+            f"not {labels.dtype} {list(labels.shape)}."
+        )
+    if 0 in images.shape:
+        raise DataError(f"{path} has no images in x_{split}.")

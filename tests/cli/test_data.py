@@ -1,0 +1,108 @@
+"""`selfcon data` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+
+def run(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "selfcon", *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    root = tmp_path / "odd näme [x]"
+    for split, count in (("train", 4), ("test", 2)):
+        for name in ("cat", "dog"):
+            (root / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = rng.integers(0, 256, (12, 12, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(root / split / name / f"{number} [1].png")
+    return root
+
+
+def test_check_and_pack(folder: Path, tmp_path: Path) -> None:
+    done = run("data", "check", folder, cwd=tmp_path, LC_ALL="C", PYTHONUTF8="1")
+    assert done.returncode == 0, done.stderr
+    assert "8 images, 4 of each class" in done.stdout
+    assert (tmp_path / "odd näme _x_-sheet.png").is_file()
+
+    done = run("data", "pack", folder, "out.pack", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["images"] == {"train": 8, "test": 4}
+    done = run("data", "pack", folder, "out.pack", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert done.stderr == "selfcon: out.pack is already there: choose another name, or replace it with --overwrite.\n"
+
+    done = run("data", "check", "out.pack", "--json", "--sheet", "x/sheet.png", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["ok"], result["sheet"]) == (True, "x/sheet.png")
+    assert (tmp_path / "x" / "sheet.png").is_file()
+
+
+def test_bad_data_is_65_with_the_file(folder: Path, tmp_path: Path) -> None:
+    bad = folder / "train" / "cat" / "0 [1].png"
+    bad.write_bytes(bad.read_bytes()[:60])
+    done = run("data", "check", folder, cwd=tmp_path)
+    assert done.returncode == 65
+    assert f"{bad} cannot be read" in done.stdout
+    assert "cannot be used as it is" in done.stdout
+    done = run("data", "pack", folder, "out.pack", cwd=tmp_path)
+    assert done.returncode == 65
+    assert done.stderr.startswith(f"selfcon: {bad} cannot be read")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out.pack").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["data", "check", "digitz"], 64, "did you mean 'digits'"),
+        (["data", "check", "no/such/place"], 66, "There is no file or folder no/such/place."),
+        (["data", "check", "cifar10", "--data-root", "."], 66, "put cifar-10-batches-py there"),
+        (["data", "chekc", "digits"], 64, "Did you mean 'check'"),
+        (["data", "check", "digits", "--sheeet", "x.png"], 64, "--sheet"),
+        (["data", "check", "digits", "--seed", "many"], 64, "Invalid value for '--seed'"),
+        (["data", "pack", "digits"], 64, "Missing argument"),
+        (["data", "pack", "digits", "x.pack", "--bad-images", "hide"], 64, "Unknown way to treat bad images 'hide'"),
+        (["data", "pack", "digits", "/proc/nowhere/x.pack"], 74, "cannot be written"),
+        (["data"], 64, "Missing command"),
+    ],
+)
+def test_mistakes_are_one_sentence(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+    assert done.stderr.startswith("selfcon: ")
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_version_and_debug(tmp_path: Path) -> None:
+    from selfcon import __version__
+
+    assert run("--version", cwd=tmp_path).stdout.strip() == __version__
+    for arguments in ([], ["--help"], ["data", "--help"], ["data", "check", "--help"]):
+        done = run(*arguments, cwd=tmp_path)
+        assert done.returncode == 0
+        assert "Usage: " in done.stdout
+    assert "Example: " in run("data", "check", "--help", cwd=tmp_path).stdout
+    assert "Traceback" in run("data", "check", "digitz", "--debug", cwd=tmp_path).stderr

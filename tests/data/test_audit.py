@@ -1,0 +1,73 @@
+"""`check` finds everything that is wrong at once, and draws a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import selfcon.data
+
+
+def test_a_sound_folder(folder: Path) -> None:
+    audit, source = selfcon.data.check(folder)
+    assert audit.exit_code == 0
+    assert audit.images == {"train": 18, "test": 9}
+    assert audit.smallest_class["train"][1] == audit.largest_class["train"][1] == 6
+    assert audit.sizes["different"] == 1
+    assert audit.sizes["most_common"] == {"width": 32, "height": 32, "images": 27}
+    assert (audit.problems, audit.warnings, audit.unreadable) == ([], [], [])
+    assert source.classes == tuple(audit.classes)
+
+
+def test_a_folder_broken_in_every_way(folder: Path) -> None:
+    train, test = folder / "train", folder / "test"
+    (train / "zebra" / "0.png").write_bytes(b"")
+    (train / "zebra" / "1.png").write_text("text")
+    (train / "a b" / "0.png").write_bytes((train / "a b" / "1.png").read_bytes())  # twice in train
+    (test / "a b" / "0.png").write_bytes((train / "a b" / "2.png").read_bytes())  # in train and test
+    (test / "ç[1]" / "0.png").write_bytes((train / "a b" / "3.png").read_bytes())  # under two labels
+    (train / "empty").mkdir()
+    (test / "only here").mkdir()
+    audit, _ = selfcon.data.check(folder)
+    assert audit.exit_code == 65
+    found = " ".join(audit.problems)
+    for words in (
+        "2 of 27 images cannot be read",
+        "no folder for 'empty', which train has",
+        "the classes 'only here', which train has not",
+        "no images of 'empty'",
+        "no training images of 'empty'",
+    ):
+        assert words in found
+    assert sorted(Path(line.split(" is ")[0]).name for line in audit.unreadable) == ["0.png", "1.png"]
+    assert audit.duplicates == {"within train": 1, "within test": 0, "test in train": 2, "under two labels": 1}
+    assert any("accuracy will look better" in warning for warning in audit.warnings)
+    assert any("under two labels" in warning for warning in audit.warnings)
+
+
+def test_the_contact_sheet(folder: Path, tmp_path: Path) -> None:
+    (folder / "train" / "zebra" / "0.png").write_bytes(b"")
+    sheet = selfcon.data.draw_contact_sheet(selfcon.data.load(folder), tmp_path / "new" / "sheet.png")
+    pixels = np.asarray(Image.open(sheet))
+    assert (pixels == (220, 20, 60)).all(2).sum() == 48 * 48  # the unreadable image is a red square
+    assert (pixels < 100).any()  # names and pictures
+
+
+@pytest.mark.parametrize("name", ["imagenette-small", "cub-small"])
+def test_real_folders(real_data: Path, name: str, tmp_path: Path) -> None:
+    audit, source = selfcon.data.check(real_data / name)
+    assert audit.exit_code == 0
+    assert audit.unreadable == []
+    assert selfcon.data.draw_contact_sheet(source, tmp_path / "sheet.png").stat().st_size > 10_000
+
+
+def test_arrays_and_known_duplicates(cifar100: dict[str, Any], tmp_path: Path) -> None:
+    cifar100 = {**cifar100, "x_test": np.concatenate([cifar100["x_test"][:-1], cifar100["x_train"][:1]])}
+    np.savez(tmp_path / "x.npz", **cifar100)
+    audit, _ = selfcon.data.check(tmp_path / "x.npz")
+    assert audit.exit_code == 0
+    assert audit.duplicates["test in train"] >= 1

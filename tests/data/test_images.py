@@ -1,0 +1,133 @@
+"""Any picture becomes RGB; what is none is refused in a sentence that names it."""
+
+from __future__ import annotations
+
+import resource
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from selfcon.data.images import decode, read_image
+from selfcon.errors import BadImageError
+
+
+@pytest.fixture
+def picture(patches: Any) -> Image.Image:
+    return Image.fromarray(patches[0][:20])  # 32 wide, 20 high
+
+
+@pytest.mark.parametrize(
+    ("mode", "ending"),
+    [
+        ("RGB", "png"),
+        ("L", "png"),
+        ("P", "png"),
+        ("RGBA", "png"),
+        ("LA", "png"),
+        ("1", "png"),
+        ("CMYK", "jpg"),
+        ("P", "gif"),
+    ],
+)
+def test_modes_become_rgb(picture: Image.Image, tmp_path: Path, mode: str, ending: str) -> None:
+    converted = picture.convert(mode)
+    path = tmp_path / f"x.{ending}"
+    converted.save(path)
+    pixels = read_image(path)
+    assert pixels.shape == (20, 32, 3)
+    assert pixels.dtype == np.uint8
+    expected = np.asarray(converted.convert("RGB")).astype(int)
+    assert np.abs(pixels - expected).mean() < 6  # JPEG loses a little
+
+
+def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path) -> None:
+    values = np.linspace(0, 65535, 20 * 32).astype(np.uint16).reshape(20, 32)
+    for ending in ("png", "tif"):
+        Image.fromarray(values).save(tmp_path / f"x.{ending}")
+        pixels = read_image(tmp_path / f"x.{ending}")
+        assert np.array_equal(pixels[..., 0], values >> 8)
+        assert np.array_equal(pixels[..., 0], pixels[..., 2])
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_respected(picture: Image.Image, tmp_path: Path, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    picture.save(tmp_path / "x.png", exif=exif)
+    pixels = read_image(tmp_path / "x.png")
+    stored = np.asarray(picture)
+    turns = {
+        1: stored,
+        2: stored[:, ::-1],
+        3: stored[::-1, ::-1],
+        4: stored[::-1],
+        5: stored.transpose(1, 0, 2),
+        6: np.rot90(stored, -1),
+        7: stored.transpose(1, 0, 2)[::-1, ::-1],
+        8: np.rot90(stored, 1),
+    }
+    assert np.array_equal(pixels, turns[orientation])
+
+
+def test_unreadable_exif_is_ignored_and_told(picture: Image.Image, tmp_path: Path) -> None:
+    path = tmp_path / "x.jpg"
+    header = b"Exif\x00\x00MM\x00*\x00\x00\x00\x08"
+    orientation_99 = b"\x00\x01\x01\x12\x00\x03\x00\x00\x00\x01\x00\x63\x00\x00\x00\x00\x00\x00"
+    # A text where a number belongs, in another entry, does not cost the orientation.
+    text_and_6 = b"\x00\x02\x01\x0a\x00\x02\x00\x00\x00\x06\x00\x00\x00&\x01\x12\x00\x03\x00\x00\x00\x01\x00\x06"
+    text_and_6 += b"\x00" * 6 + b"hello\x00"
+    for exif, ignored, shape in (
+        (b"Exif\x00\x00XX nonsense", True, (20, 32, 3)),
+        (header + orientation_99, True, (20, 32, 3)),
+        (header + text_and_6, False, (32, 20, 3)),
+    ):
+        picture.save(path, exif=exif)
+        decoded = decode(path)
+        assert (decoded.pixels.shape, decoded.exif_ignored) == (shape, ignored)
+
+
+def test_files_that_are_no_images(picture: Image.Image, tmp_path: Path) -> None:
+    (tmp_path / "empty.jpg").touch()
+    (tmp_path / "text.jpg").write_text("not a picture")
+    picture.resize((300, 300)).save(tmp_path / "whole.jpg")
+    picture.resize((300, 300)).save(tmp_path / "whole.png")
+    for ending in ("jpg", "png"):
+        data = (tmp_path / f"whole.{ending}").read_bytes()
+        (tmp_path / f"cut.{ending}").write_bytes(data[: len(data) // 2])
+    np.savez(tmp_path / "archive.png", x=np.zeros(3))
+    (tmp_path / "archive.png.npz").rename(tmp_path / "archive.png")
+    Image.fromarray(np.zeros((4, 4), dtype=np.float32)).save(tmp_path / "float.tif")
+    for name, words in {
+        "empty.jpg": "is empty",
+        "text.jpg": "is not an image",
+        "cut.jpg": "cannot be read",
+        "cut.png": "cannot be read",
+        "archive.png": "is not an image",
+        "float.tif": "floating-point",
+        "missing.png": "is not there",
+    }.items():
+        with pytest.raises(BadImageError, match=words) as caught:
+            read_image(tmp_path / name)
+        assert name in str(caught.value)
+        assert caught.value.exit_code == 65
+
+
+@pytest.mark.parametrize(("width", "height"), [(20_000, 20_000), (12_000, 9_000)])
+def test_a_giant_is_refused_from_its_header(tmp_path: Path, width: int, height: int) -> None:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = zlib.compress(b"\0" * 100_000)
+    path = tmp_path / "giant.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b""))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(BadImageError, match="more than the 100 million"):
+        read_image(path)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 200_000  # KiB

@@ -1,0 +1,154 @@
+"""A packed file holds the same data, opens at once, and is refused when it is damaged."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import load_file
+
+import selfcon.data
+from selfcon.data.packed import hash_content, hash_origin
+from selfcon.data.source import Images, Source
+from selfcon.errors import BadImageError, DataError, StorageError, UnsafeError
+
+
+def same(a: Images, b: Images) -> None:
+    assert a.labels.tolist() == b.labels.tolist()
+    for index in range(len(a)):
+        assert np.array_equal(a[index], b[index])
+
+
+def test_a_folder_packed_is_the_folder(folder: Path, tmp_path: Path) -> None:
+    source = selfcon.data.load(folder)
+    packed = selfcon.data.load(selfcon.data.pack(source, tmp_path / "x.pack"))
+    assert (packed.name, packed.classes, packed.may_flip) == (source.name, source.classes, source.may_flip)
+    same(packed.train, source.train)
+    same(packed.test, source.test)
+    assert packed.train.shape == (32, 32)
+    said, found = hash_content(tmp_path / "x.pack")
+    assert said == found
+    assert [path.name for path in tmp_path.glob(".*")] == []
+    # Any reader of safetensors can open it.
+    assert load_file(tmp_path / "x.pack")["x_train"].shape == (18, 32, 32, 3)
+
+
+def test_images_of_different_sizes(folder: Path, tmp_path: Path) -> None:
+    Image.fromarray(np.full((5, 7, 3), 9, np.uint8)).save(folder / "train" / "zebra" / "0.png")
+    source = selfcon.data.load(folder).hold_out(0.2)
+    packed = selfcon.data.load(selfcon.data.pack(source, tmp_path / "x.pack"))
+    for split, images in source.splits().items():
+        same(packed.splits()[split], images)
+    some = np.array([3, 0, 7])
+    same(packed.train.take(some), source.train.take(some))
+
+
+def test_npz_folder_and_packed_file_are_the_same_data(cifar100: dict[str, Any], tmp_path: Path) -> None:
+    np.savez(tmp_path / "cifar.npz", **cifar100)
+    for split in ("train", "test"):
+        for number, (pixels, label) in enumerate(zip(cifar100[f"x_{split}"], cifar100[f"y_{split}"], strict=True)):
+            place = tmp_path / "png" / split / str(cifar100["classes"][label])
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(place / f"{number:05d}.png", compress_level=1)
+    npz, png = selfcon.data.load(tmp_path / "cifar.npz"), selfcon.data.load(tmp_path / "png")
+    selfcon.data.pack(png, tmp_path / "cifar.pack")
+    start = time.perf_counter()
+    packed = selfcon.data.load(tmp_path / "cifar.pack")
+    assert time.perf_counter() - start < 0.2
+    assert npz.classes == png.classes == packed.classes
+    for split in ("train", "test"):
+        same(png.splits()[split], npz.splits()[split])
+        same(packed.splits()[split], npz.splits()[split])
+
+
+def test_the_hash_is_of_what_it_was_made_from(folder: Path, tmp_path: Path) -> None:
+    before = hash_origin(selfcon.data.load(folder))
+    assert before == hash_origin(selfcon.data.load(folder))
+    selfcon.data.pack(selfcon.data.load(folder), tmp_path / "x.pack")
+    header = read_header(tmp_path / "x.pack")
+    assert header["__metadata__"]["made_from_sha256"] == before
+    Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(folder / "test" / "zebra" / "0.png")
+    assert hash_origin(selfcon.data.load(folder)) != before
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    data = path.read_bytes()
+    header: dict[str, Any] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return header
+
+
+def write_header(path: Path, header: dict[str, Any]) -> None:
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    path.write_bytes(data[:8] + json.dumps(header).encode().ljust(length) + data[8 + length :])
+
+
+@pytest.fixture
+def packed(folder: Path, tmp_path: Path) -> Path:
+    return selfcon.data.pack(selfcon.data.load(folder), tmp_path / "x.pack")
+
+
+def test_a_cut_file_is_refused(packed: Path) -> None:
+    packed.write_bytes(packed.read_bytes()[:-100])
+    with pytest.raises(DataError, match="is cut off"):
+        selfcon.data.load(packed)
+
+
+def test_a_flipped_bit_is_found_by_the_check(packed: Path) -> None:
+    data = bytearray(packed.read_bytes())
+    data[-1000] ^= 1
+    packed.write_bytes(data)
+    audit, _ = selfcon.data.check(packed)
+    assert any("is damaged" in problem for problem in audit.problems)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: header["x_train"].update(shape=[10**12, 32, 32, 3]),
+        lambda header: header["x_train"].update(data_offsets=[-1, 5]),
+        lambda header: header["x_train"].update(dtype="F99"),
+        lambda header: header["x_train"].update(shape="all"),
+        lambda header: header["x_train"].update(shape=[-1, -1]),
+        lambda header: header["y_test"].update(data_offsets=[0, 72]),
+        lambda header: header["__metadata__"].pop("classes"),
+        lambda header: header["__metadata__"].update(classes="{"),
+        lambda header: header.update(x_train=3),
+    ],
+)
+def test_hostile_headers_are_refused(packed: Path, change: Any) -> None:
+    header = read_header(packed)
+    change(header)
+    write_header(packed, header)
+    with pytest.raises(UnsafeError):
+        selfcon.data.load(packed)
+
+
+def test_a_giant_header_is_not_read(packed: Path) -> None:
+    packed.write_bytes(b"\xff" * 8 + packed.read_bytes()[8:])
+    with pytest.raises(UnsafeError, match="more than there can be"):
+        selfcon.data.load(packed)
+
+
+def test_packing_fails_whole(folder: Path, tmp_path: Path) -> None:
+    (folder / "test" / "zebra" / "1.png").write_text("broken")
+    target = tmp_path / "out" / "x.pack"
+    with pytest.raises(BadImageError, match=r"zebra/1\.png is not an image"):
+        selfcon.data.pack(selfcon.data.load(folder), target)
+    assert list(target.parent.iterdir()) == []
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(StorageError, match="cannot be written"):
+        selfcon.data.pack(selfcon.data.load("digits"), blocked / "x.pack")
+
+
+def test_every_split_and_fact_survives(tmp_path: Path) -> None:
+    source: Source = selfcon.data.load("digits").hold_out(0.1)
+    packed = selfcon.data.load(selfcon.data.pack(source, tmp_path / "digits.pack"))
+    assert packed.may_flip is False
+    assert list(packed.splits()) == ["train", "val", "test"]

@@ -1,0 +1,90 @@
+"""What is drawn has the distributions of torchvision's own classes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torchvision import transforms
+
+from selfcon.data.policies import JITTER_ORDERS, POLICIES, RANDAUGMENT_OPERATIONS, Draws, Policy, draw, get_policy
+from selfcon.errors import UsageError
+
+COUNT = 50_000
+
+
+@pytest.fixture(scope="module")
+def draws() -> Draws:
+    return draw(POLICIES["standard"], torch.arange(COUNT), height=32, width=32, seed=0, epoch=0)
+
+
+def agree(ours: Tensor, theirs: Tensor) -> None:
+    """Means and variances within five standard errors of each other."""
+    ours, theirs = ours.double(), theirs.double()
+    error = math.sqrt(float(ours.var() / len(ours) + theirs.var() / len(theirs)))
+    assert abs(float(ours.mean() - theirs.mean())) < 5 * error + 1e-9
+    fourth = float(((ours - ours.mean()) ** 4).mean())
+    error = math.sqrt(2 * max(fourth - float(ours.var()) ** 2, 0) / len(ours))
+    assert abs(float(ours.var() - theirs.var())) < 5 * error + 1e-9
+
+
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (40, 90)])
+def test_crops(height: int, width: int) -> None:
+    ours = draw(POLICIES["standard"], torch.arange(COUNT), height=height, width=width, seed=1, epoch=0)
+    image = torch.empty(3, height, width)
+    get = transforms.RandomResizedCrop.get_params
+    theirs = torch.tensor([get(image, [0.2, 1.0], [3 / 4, 4 / 3]) for _ in range(COUNT)])
+    for column, values in enumerate((ours.top, ours.left, ours.height, ours.width)):
+        agree(values, theirs[:, column])
+    assert (ours.top + ours.height).max() == height  # the last row is reached
+    assert ours.height.min() > 0
+
+
+@pytest.mark.parametrize(("height", "width"), [(10, 100), (100, 10), (33, 33)])
+def test_a_crop_that_never_fits_falls_back_as_torchvisions(height: int, width: int) -> None:
+    policy = Policy(crop_and_flip=True, scale=(2.0, 3.0))
+    ours = draw(policy, torch.arange(5), height=height, width=width, seed=0, epoch=0)
+    theirs = transforms.RandomResizedCrop.get_params(torch.empty(3, height, width), [2.0, 3.0], [3 / 4, 4 / 3])
+    crops = torch.stack([ours.top, ours.left, ours.height, ours.width], dim=1)
+    assert torch.equal(crops, torch.tensor([theirs] * 5))
+
+
+def test_colours(draws: Draws) -> None:
+    jitter = transforms.ColorJitter(0.4, 0.4, 0.4, 0.1)
+    orders, factors = [], []
+    for _ in range(COUNT):
+        order, *values = jitter.get_params(jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue)
+        orders.append(order)
+        factors.append(values)
+    theirs = torch.tensor(factors)
+    for column in range(4):
+        agree(draws.factors[:, column], theirs[:, column])
+        assert abs(float(draws.factors[:, column].min() - theirs[:, column].min())) < 1e-3
+    their_orders = torch.stack(orders)
+    for place in range(4):
+        agree(draws.order[:, place], their_orders[:, place])
+    counts = torch.unique(draws.order, dim=0, return_counts=True)[1]
+    assert len(counts) == len(JITTER_ORDERS) == 24
+    assert counts.min() > 0.9 * COUNT / 24
+
+
+def test_gates(draws: Draws) -> None:
+    for gate, probability in ((draws.flip, 0.5), (draws.jitter, 0.8), (draws.grey, 0.2)):
+        assert abs(float(gate.float().mean()) - probability) < 5 * math.sqrt(0.25 / COUNT)
+
+
+def test_randaugment(draws: Draws) -> None:
+    theirs = torch.randint(len(RANDAUGMENT_OPERATIONS), (COUNT,))
+    for step in range(2):
+        agree(draws.operations[:, step], theirs)
+        assert abs(float(draws.negative[:, step].float().mean()) - 0.5) < 5 * math.sqrt(0.25 / COUNT)
+    space = transforms.RandAugment()._augmentation_space(31, (32, 32))
+    assert tuple(space) == RANDAUGMENT_OPERATIONS
+
+
+def test_names() -> None:
+    assert set(POLICIES) == {"standard", "simple", "randaugment", "randaugment-standard", "none"}
+    with pytest.raises(UsageError, match="did you mean 'randaugment'"):
+        get_policy("randaugmnt")

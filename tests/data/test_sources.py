@@ -1,0 +1,240 @@
+"""From a name or a path to a data set."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from torchvision.datasets import ImageFolder
+
+import selfcon.data
+from selfcon.errors import BadImageError, DataError, InputMissingError, SelfconWarning, UnsafeError, UsageError
+
+
+def test_digits() -> None:
+    source = selfcon.data.load("digits")
+    assert (len(source.train), len(source.test), source.may_flip) == (1437, 360, False)
+    assert source.train[0].shape == (16, 16, 3)
+    assert source.train.shape == (16, 16)
+    assert np.bincount(source.test.labels).tolist() == [36, 37, 35, 37, 36, 36, 36, 36, 35, 36]  # 20 % of each digit
+
+
+def test_a_folder_is_read_as_torchvision_reads_it(folder: Path) -> None:
+    source = selfcon.data.load(folder)
+    theirs = ImageFolder(str(folder / "train"))
+    assert list(source.classes) == theirs.classes == ["a b", "zebra", "ç[1]"]
+    assert source.train.labels.tolist() == theirs.targets
+    assert [source.train.describe(index) for index in range(18)] == [path for path, _ in theirs.samples]
+    assert np.array_equal(source.train[3], np.asarray(theirs[3][0]))
+    assert len(source.test) == 9
+
+
+def test_val_beside_test_is_the_held_out_part(folder: Path) -> None:
+    (folder / "test").rename(folder / "val")
+    assert selfcon.data.load(folder).val is None
+    assert len(selfcon.data.load(folder).test) == 9
+    (folder / "val" / "zebra" / "0.png").unlink()
+    (folder / "test").mkdir()
+    for name in ("a b", "ç[1]", "zebra"):
+        (folder / "train" / name).joinpath("5.png").rename(_made(folder / "test" / name) / "5.png")
+    source = selfcon.data.load(folder)
+    assert {split: len(images) for split, images in source.splits().items()} == {"train": 15, "val": 8, "test": 3}
+
+
+def _made(path: Path) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def test_a_single_folder_is_split_by_class(folder: Path) -> None:
+    first = selfcon.data.load(folder / "train")
+    assert (len(first.train), len(first.test)) == (14, 4)
+    assert set(first.test.labels) == {0, 1, 2}
+    again, other = selfcon.data.load(folder / "train"), selfcon.data.load(folder / "train", seed=1)
+    assert again.test.paths == first.test.paths  # type: ignore[attr-defined]
+    assert other.test.paths != first.test.paths  # type: ignore[attr-defined]
+    assert not set(first.train.paths) & set(first.test.paths)  # type: ignore[attr-defined]
+
+
+def test_what_is_wrong_with_a_folder(folder: Path) -> None:
+    (folder / "train" / ".hidden").mkdir()
+    (folder / "train" / "zebra" / "notes.txt").write_text("no image")
+    selfcon.data.load(folder)
+    (folder / "train" / "empty").mkdir()
+    with pytest.raises(DataError, match=r"test has no folder for 'empty', which train has"):
+        selfcon.data.load(folder)
+    (folder / "test" / "empty").mkdir()
+    with pytest.raises(DataError, match=r"train has no images of 'empty'"):
+        selfcon.data.load(folder)
+    (folder / "train" / "empty").rmdir()
+    with pytest.raises(DataError, match=r"test has the classes 'empty', which train has not"):
+        selfcon.data.load(folder)
+    (folder / "test").rename(folder / "else")
+    with pytest.raises(InputMissingError, match="neither test nor val"):
+        selfcon.data.load(folder)
+
+
+def test_bad_images_stop_or_are_left_out_and_listed(tmp_path: Path, patches: Any) -> None:
+    for label in ("x", "y"):
+        for number in range(600):
+            place = _made(tmp_path / "set" / label)
+            Image.fromarray(patches[number]).save(place / f"{number:04d}.png", compress_level=0)
+    bad = tmp_path / "set" / "x" / "0007.png"
+    bad.write_bytes(b"")
+    source = selfcon.data.load(tmp_path / "set")
+    everything = [(images, index) for images in source.splits().values() for index in range(len(images))]
+    with pytest.raises(BadImageError, match=r"0007\.png is empty"):
+        _ = [images[index] for images, index in everything]
+    with pytest.warns(SelfconWarning, match=r"1 of 1200 images cannot be read and are left out: .*0007\.png"):
+        source = selfcon.data.load(tmp_path / "set", bad_images="skip")
+    assert len(source.train) + len(source.test) == 1199
+    for number in range(3):
+        (tmp_path / "set" / "y" / f"{number:04d}.png").write_text("broken")
+    with pytest.raises(DataError, match=r"4 of 1200 images of set cannot be read, more than one in a thousand"):
+        selfcon.data.load(tmp_path / "set", bad_images="skip")
+    with pytest.raises(UsageError, match="Unknown way to treat bad images 'ignore'"):
+        selfcon.data.load(tmp_path / "set", bad_images="ignore")  # type: ignore[arg-type]
+
+
+def write_npz(path: Path, **changes: Any) -> Path:
+    arrays = {
+        "x_train": np.zeros((6, 8, 8, 3), np.uint8),
+        "y_train": np.array([0, 1, 2, 0, 1, 2]),
+        "x_test": np.zeros((3, 8, 8, 3), np.uint8),
+        "y_test": np.array([0, 1, 2]),
+        **changes,
+    }
+    np.savez(path, **{key: value for key, value in arrays.items() if value is not None})
+    return path
+
+
+def test_npz(tmp_path: Path) -> None:
+    source = selfcon.data.load(write_npz(tmp_path / "x.npz", classes=np.array(["cat", "dog", "emu"])))
+    assert (source.name, source.classes, len(source.train), len(source.test)) == ("x", ("cat", "dog", "emu"), 6, 3)
+    grey = np.arange(6 * 64, dtype=np.uint8).reshape(6, 8, 8)
+    source = selfcon.data.load(write_npz(tmp_path / "g.npz", x_train=grey, x_test=grey[:3]))
+    assert source.classes == ("0", "1", "2")
+    assert np.array_equal(source.train[2][..., 1], grey[2])
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "words"),
+    [
+        ({"y_test": None}, DataError, r"has no y_test; it has x_train, y_train, x_test"),
+        ({"x_train": np.zeros((6, 8, 8, 3))}, DataError, r"x_train as uint8 .* not float64 \[6, 8, 8, 3\]"),
+        ({"x_train": np.zeros((6, 3, 8, 8), np.uint8)}, DataError, r"x_train as uint8 \[N, H, W, 3\]"),
+        ({"x_test": np.zeros((3, 9, 9, 3), np.uint8)}, DataError, "to train with and of"),
+        ({"x_test": np.zeros((0, 8, 8, 3), np.uint8), "y_test": np.zeros(0, int)}, DataError, "no images in x_test"),
+        ({"y_train": np.zeros(5, int)}, DataError, "y_train as 6 integers"),
+        ({"y_train": np.zeros(6)}, DataError, "y_train as 6 integers, one for each image, not float64"),
+        ({"y_test": np.array([0, 1, 3])}, DataError, "has the label 3 in test, and labels are 0 to 2"),
+        ({"y_test": np.array([0, 1, -1])}, DataError, "has the label -1 in test"),
+        ({"y_train": np.array([0, 0, 0, 2, 2, 2])}, DataError, "no training images of '1'"),
+        ({"y_train": np.zeros(6, int), "y_test": np.zeros(3, int)}, DataError, "at least two are needed"),
+        ({"classes": np.array(["a", "b"])}, DataError, "has the label 2 in train, and labels are 0 to 1"),
+        ({"x_train": np.array([object()] * 6)}, UnsafeError, "Python objects"),
+    ],
+)
+def test_wrong_npz(tmp_path: Path, changes: dict[str, Any], kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        selfcon.data.load(write_npz(tmp_path / "x.npz", **changes))
+
+
+def test_files_that_are_no_data_sets(tmp_path: Path) -> None:
+    (tmp_path / "x.npz").write_text("nothing")
+    with pytest.raises(DataError, match=r"cannot be read as an \.npz"):
+        selfcon.data.load(tmp_path / "x.npz")
+    (tmp_path / "x.tar").write_text("nothing")
+    with pytest.raises(DataError, match=r"neither an \.npz nor a file that"):
+        selfcon.data.load(tmp_path / "x.tar")
+    with pytest.raises(InputMissingError, match="There is no file or folder"):
+        selfcon.data.load(tmp_path / "nothing")
+    with pytest.raises(UsageError, match="did you mean 'cifar10'"):
+        selfcon.data.load("cifar-10")
+
+
+def test_torchvision_names_read_files_that_are_there(tmp_path: Path) -> None:
+    with pytest.raises(InputMissingError, match=r"put FashionMNIST/raw there, or let it be downloaded with --download"):
+        selfcon.data.load("fashion-mnist", root=tmp_path)
+    raw = _made(tmp_path / "FashionMNIST" / "raw")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 20), ("t10k", 10)):
+        images = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        (raw / f"{split}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, count, 28, 28) + images.tobytes())
+        labels = np.arange(count, dtype=np.uint8) % 10
+        (raw / f"{split}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, count) + labels.tobytes())
+    source = selfcon.data.load("fashion-mnist", root=tmp_path)
+    assert (len(source.train), len(source.test), source.train.shape) == (20, 10, (28, 28))
+    assert source.classes[0] == "T-shirt/top"
+
+
+def test_every_name_says_where_its_files_go(tmp_path: Path) -> None:
+    for name in selfcon.data.list_sources():
+        if name != "digits":
+            with pytest.raises((InputMissingError, UsageError)):
+                selfcon.data.load(name, root=tmp_path)
+
+
+def test_tiny_imagenet_as_it_is_published(tmp_path: Path, patches: Any) -> None:
+    root = tmp_path / "tiny-imagenet-200"
+    for label, wnid in enumerate(("n002", "n001")):
+        for number in range(3):
+            place = _made(root / "train" / wnid / "images")
+            Image.fromarray(patches[label * 10 + number]).save(place / f"{wnid}_{number}.JPEG")
+        (root / "train" / wnid / f"{wnid}_boxes.txt").write_text("boxes")
+    lines = []
+    for number, wnid in enumerate(("n001", "n002", "n001")):
+        Image.fromarray(patches[50 + number]).save(_made(root / "val" / "images") / f"val_{number}.JPEG")
+        lines.append(f"val_{number}.JPEG\t{wnid}\t0\t0\t62\t62")
+    (root / "val" / "val_annotations.txt").write_text("\n".join(lines))
+    source = selfcon.data.load("tiny-imagenet", root=tmp_path)
+    assert source.classes == ("n001", "n002")
+    assert (source.test.labels.tolist(), len(source.train)) == ([0, 1, 0], 6)
+    assert source.test[1].shape == (32, 32, 3)
+    assert selfcon.data.load("tiny-imagenet", root=root).classes == source.classes
+    (root / "val" / "val_annotations.txt").write_text("../../etc/passwd\tn001")
+    with pytest.raises(DataError, match="line 1, does not name an image"):
+        selfcon.data.load("tiny-imagenet", root=tmp_path)
+
+
+def test_imagenet_and_a_choice_of_its_classes(tmp_path: Path, patches: Any) -> None:
+    for split in ("train", "val"):
+        for wnid in ("n03", "n01", "n02"):
+            Image.fromarray(patches[0]).save(_made(tmp_path / "imagenet" / split / wnid) / "x.JPEG")
+    assert selfcon.data.load("imagenet", root=tmp_path).classes == ("n01", "n02", "n03")
+    chosen = tmp_path / "classes.txt"
+    chosen.write_text("# a hundred of them\nn03 a name\n\nn01\n")
+    source = selfcon.data.load("imagenet100", root=tmp_path, class_list=chosen)
+    assert (source.classes, len(source.train)) == (("n01", "n03"), 2)
+    with pytest.raises(UsageError, match="--class-list"):
+        selfcon.data.load("imagenet100", root=tmp_path)
+    chosen.write_text("n01\nn77\n")
+    with pytest.raises(DataError, match="names 'n77', not in"):
+        selfcon.data.load("imagenet100", root=tmp_path, class_list=chosen)
+    with pytest.raises(InputMissingError, match="class list"):
+        selfcon.data.load("imagenet100", root=tmp_path, class_list=tmp_path / "none.txt")
+
+
+def test_holding_out_is_stratified_and_leaves_test_alone(folder: Path) -> None:
+    source = selfcon.data.load("digits").hold_out(0.1, seed=3)
+    assert source.val is not None
+    assert (len(source.train), len(source.val), len(source.test)) == (1293, 144, 360)
+    share = np.bincount(source.val.labels) / np.bincount(np.concatenate([source.train.labels, source.val.labels]))
+    assert share.min() > 0.095
+    assert share.max() < 0.105
+    same = selfcon.data.load("digits").hold_out(0.1, seed=3)
+    assert np.array_equal(same.val.pixels, source.val.pixels)  # type: ignore[union-attr, attr-defined]
+    assert selfcon.data.load(folder).hold_out(0.0).val is None
+    small = selfcon.data.load(folder).hold_out(0.8)
+    assert set(small.train.labels) == {0, 1, 2}  # every class keeps one
+    for wrong in (-0.1, 1.0):
+        with pytest.raises(UsageError, match="at least 0 and less than 1"):
+            source.hold_out(wrong)
+    with pytest.raises(UsageError, match="already has a held-out part"):
+        source.hold_out(0.1)
+    with pytest.raises(UsageError, match="each class must keep one"):
+        selfcon.data.load(folder).hold_out(0.9)
