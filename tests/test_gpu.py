@@ -15,7 +15,10 @@ from selfcon.data.random import permute
 from selfcon.losses import Tally
 from tests.losses.test_methods import CONTRASTIVE
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
+]
 
 
 @contextmanager
