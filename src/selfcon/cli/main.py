@@ -1,49 +1,23 @@
-"""The application, and the one place where errors become messages and exit codes."""
+"""The application: a table of verbs, and the one place where errors become sentences and exit codes.
+
+A verb is a module with `add_arguments(parser)` and `run(options) -> exit code`; only the one asked for is imported.
+"""
 
 from __future__ import annotations
 
 import sys
 import warnings
-from typing import Annotated, TextIO, cast
-
-import typer
+from importlib import import_module
+from typing import TextIO
 
 import selfcon
-from selfcon.cli import data
-from selfcon.errors import SelfconError, SelfconWarning, UsageError
+from selfcon.cli.parsing import Parser
+from selfcon.errors import SelfconError, SelfconWarning, UsageError, unknown_name
 
-app = typer.Typer(
-    name="selfcon",
-    help="Supervised contrastive learning of images from a single view.",
-    invoke_without_command=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.add_typer(data.app, name="data")
-
-# Typer raises these for everything a user can mistype and does not export their common class.
-_CommandLineError = cast(
-    "type[typer.BadParameter]",
-    next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"),
-)
-
-
-def _show_version(value: bool) -> None:
-    if value:
-        typer.echo(selfcon.__version__)
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and stop.")
-    ] = False,
-) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+VERBS = {
+    "data check": ("selfcon.cli.data_check", "read every image of a data set and tell what is wrong with it"),
+    "data pack": ("selfcon.cli.data_pack", "decode a data set once into a file that opens at once"),
+}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -53,7 +27,7 @@ def main(arguments: list[str] | None = None) -> None:
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
-            sys.exit(_run([argument for argument in arguments if argument != "--debug"]))
+            sys.exit(run([argument for argument in arguments if argument != "--debug"]))
         except SelfconError as error:
             if debug:
                 raise
@@ -61,23 +35,59 @@ def main(arguments: list[str] | None = None) -> None:
             sys.exit(error.exit_code)
 
 
-def _run(arguments: list[str]) -> int:
-    try:
-        code = app(arguments, standalone_mode=False)
-    except typer.Exit as stop:
-        return int(stop.exit_code)
-    except typer.Abort:
-        return 130
-    except _CommandLineError as error:
-        raise UsageError(error.format_message()) from error
-    return code if isinstance(code, int) else 0
+def run(arguments: list[str]) -> int:
+    """The exit code of one command."""
+    verb, rest = _find_verb(arguments)
+    if verb is None:
+        sys.stdout.write(selfcon.__version__ + "\n" if "--version" in arguments else _overview())
+        return 0
+    module = import_module(VERBS[verb][0])
+    parser = Parser(prog=f"selfcon {verb}", description=module.__doc__)
+    module.add_arguments(parser)
+    code: int = module.run(parser.parse(rest))
+    return code
+
+
+def _find_verb(arguments: list[str]) -> tuple[str | None, list[str]]:
+    if not arguments or arguments[0] in ("-h", "--help", "--version"):
+        return None, []
+    for words in (2, 1):
+        verb = " ".join(arguments[:words])
+        if verb in VERBS:
+            return verb, arguments[words:]
+    groups = {verb.split()[0] for verb in VERBS if " " in verb}
+    if arguments[0] in groups:
+        below = {verb.split()[1] for verb in VERBS if verb.startswith(arguments[0] + " ")}
+        if len(arguments) < 2 or arguments[1].startswith("-"):
+            raise UsageError(f"selfcon {arguments[0]} is followed by {' or '.join(sorted(below))}.")
+        raise unknown_name(f"verb after {arguments[0]}", arguments[1], below)
+    if arguments[0].startswith("-"):
+        raise UsageError(f"A verb comes first, and {arguments[0]} is none; `selfcon --help` lists them.")
+    raise unknown_name("verb", arguments[0], {verb.split()[0] for verb in VERBS})
+
+
+def _overview() -> str:
+    width = max(map(len, VERBS)) + 3
+    lines = [f"  {verb:{width}s}{summary}" for verb, (_, summary) in VERBS.items()]
+    return "\n".join(
+        [
+            "usage: selfcon VERB [options]        selfcon VERB --help tells its options",
+            "",
+            "Supervised contrastive learning of images from a single view.",
+            "",
+            *lines,
+            "",
+            "  --version    --debug (show where an error came from)",
+            "",
+        ]
+    )
 
 
 def _say(sentence: str) -> None:
     sys.stderr.write(f"selfcon: {sentence}\n")
 
 
-def _show_warning(
+def _show_warning(  # noqa: PLR0917 - as `warnings` calls it
     message: Warning | str,
     category: type[Warning],
     filename: str,

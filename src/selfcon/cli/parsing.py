@@ -1,0 +1,49 @@
+"""Arguments of a verb: argparse, with our errors and the nearest name for a misspelt option."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from selfcon.errors import UsageError, unknown_name
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises UsageError instead of leaving the process, and never guesses what a shortened option means."""
+
+    def __init__(self, *, prog: str, description: str | None) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def parse(self, arguments: list[str]) -> argparse.Namespace:
+        """The options of these arguments."""
+        options, unknown = self.parse_known_args(arguments)
+        if unknown:
+            known = [option for action in self._actions for option in action.option_strings]
+            if unknown[0].startswith("-"):
+                raise unknown_name("option", unknown[0].partition("=")[0], known)
+            raise UsageError(f"{self.prog} does not know what to do with {unknown[0]!r}.")
+        return options
+
+    def error(self, message: str) -> NoReturn:
+        """argparse's own complaints, as ours."""
+        raise UsageError(f"{self.prog}: {message}.")
+
+
+def add_data_arguments(parser: Parser) -> None:
+    """The options that say where data comes from."""
+    parser.add_argument("--data-root", type=Path, default=Path("data"), metavar="DIR", help="where named data sets lie")
+    parser.add_argument("--class-list", type=Path, metavar="FILE", help="for imagenet100: a file with one class a line")
+    parser.add_argument("--seed", type=int, default=0, help="decides how a single folder is split (default: 0)")
+
+
+def print_json(result: dict[str, Any]) -> None:
+    """One JSON document on stdout."""
+    sys.stdout.write(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
