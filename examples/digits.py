@@ -21,8 +21,7 @@ BATCH = 128
 
 def pretrain(net: selfcon.MultiExitNetwork, train: selfcon.data.Resident, *, epochs: int, seed: int) -> None:
     method = selfcon.get_method("selfcon")
-    # Digits must not be mirrored, and a small piece of one is no digit.
-    policy = replace(selfcon.data.get_policy("simple"), flip_probability=0.0, scale=(0.5, 1.0))
+    policy = replace(selfcon.data.get_policy("simple"), scale=(0.5, 1.0))  # a small piece of a digit is none
     optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs * math.ceil(len(train) / BATCH))
     net.train()

@@ -41,6 +41,12 @@ class StorageError(SelfconError, OSError):
     exit_code = 74
 
 
+class StoppedError(SelfconError):
+    """A signal ended the work; the same command goes on with it."""
+
+    exit_code = 75
+
+
 class UnsafeError(SelfconError, ValueError):
     """A file that would run code, or is built to do harm."""
 
@@ -55,6 +61,11 @@ class NonFiniteError(SelfconError, ArithmeticError):
 
 class SelfconWarning(UserWarning):
     """Something that is allowed and probably not wanted."""
+
+
+def printable(text: str) -> str:
+    """Text that cannot move the cursor or begin a line of its own: what is not printable is written as an escape."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def unknown_name(kind: str, name: object, valid: Iterable[str]) -> UsageError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from PIL import Image
 
 import selfcon.data
+from selfcon.errors import UsageError
 
 
 def test_a_sound_folder(folder: Path) -> None:
@@ -30,6 +32,10 @@ def test_a_folder_broken_in_every_way(folder: Path) -> None:
     (train / "a b" / "0.png").write_bytes((train / "a b" / "1.png").read_bytes())  # twice in train
     (test / "a b" / "0.png").write_bytes((train / "a b" / "2.png").read_bytes())  # in train and test
     (test / "ç[1]" / "0.png").write_bytes((train / "a b" / "3.png").read_bytes())  # under two labels
+    Image.open(train / "ç[1]" / "1.png").save(train / "ç[1]" / "1.jpg", exif=b"Exif\x00\x00XX nonsense")
+    (train / "ç[1]" / "1.png").unlink()
+    (train / "ç[1]" / "notes.txt").write_text("")
+    (train / "ç[1]" / "photo.heic").write_text("")
     (train / "empty").mkdir()
     (test / "only here").mkdir()
     audit, _ = selfcon.data.check(folder)
@@ -45,6 +51,8 @@ def test_a_folder_broken_in_every_way(folder: Path) -> None:
         assert words in found
     assert sorted(Path(line.split(" is ")[0]).name for line in audit.unreadable) == ["0.png", "1.png"]
     assert audit.duplicates == {"within train": 1, "within test": 0, "test in train": 2, "under two labels": 1}
+    assert any("1 images have EXIF data that cannot be read" in warning for warning in audit.warnings)
+    assert any("2 files are not taken for images" in warning for warning in audit.warnings)
     assert any("accuracy will look better" in warning for warning in audit.warnings)
     assert any("under two labels" in warning for warning in audit.warnings)
 
@@ -55,6 +63,16 @@ def test_the_contact_sheet(folder: Path, tmp_path: Path) -> None:
     pixels = np.asarray(Image.open(sheet))
     assert (pixels == (220, 20, 60)).all(2).sum() == 48 * 48  # the unreadable image is a red square
     assert (pixels < 100).any()  # names and pictures
+    selfcon.data.draw_contact_sheet(selfcon.data.load(folder), sheet)  # an earlier sheet may be replaced
+    precious = folder / "test" / "zebra" / "0.png"
+    with pytest.raises(UsageError, match="is no contact sheet"):
+        selfcon.data.draw_contact_sheet(selfcon.data.load(folder), precious)
+
+
+def test_copies_between_any_two_splits_are_found(folder: Path) -> None:
+    shutil.copytree(folder / "test", folder / "val")
+    audit, _ = selfcon.data.check(folder)
+    assert audit.duplicates["test in val"] == 9
 
 
 @pytest.mark.parametrize("name", ["imagenette-small", "cub-small"])

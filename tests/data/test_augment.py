@@ -83,6 +83,14 @@ def test_any_split_of_the_batch_gives_the_same(patches: Any, name: str) -> None:
     torch.testing.assert_close(augmented, augment(images, policy, whole, 32), rtol=0, atol=1e-6)
 
 
+def test_autocast_does_not_reach_into_it(patches: Any) -> None:
+    images, policy = channels_first(patches[:50]), POLICIES["standard"]
+    draws = draw(policy, torch.arange(50), height=32, width=32, seed=0, epoch=0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = augment(images, policy, draws, 32)
+    assert torch.equal(inside, augment(images, policy, draws, 32))
+
+
 def test_views_differ_and_are_reproduced(patches: Any) -> None:
     resident = Resident(
         channels_first(patches), torch.zeros(len(patches), dtype=torch.long), *torch.tensor([[0.5], [0.25]])

@@ -13,9 +13,9 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 import selfcon.data
-from selfcon.data.packed import hash_content, hash_origin
+from selfcon.data.packed import hash_content
 from selfcon.data.source import Images, Source
-from selfcon.errors import BadImageError, DataError, StorageError, UnsafeError
+from selfcon.errors import BadImageError, DataError, StorageError, UnsafeError, UsageError
 
 
 def same(a: Images, b: Images) -> None:
@@ -67,13 +67,15 @@ def test_npz_folder_and_packed_file_are_the_same_data(cifar100: dict[str, Any], 
 
 
 def test_the_hash_is_of_what_it_was_made_from(folder: Path, tmp_path: Path) -> None:
-    before = hash_origin(selfcon.data.load(folder))
-    assert before == hash_origin(selfcon.data.load(folder))
-    selfcon.data.pack(selfcon.data.load(folder), tmp_path / "x.pack")
-    header = read_header(tmp_path / "x.pack")
-    assert header["__metadata__"]["made_from_sha256"] == before
-    Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(folder / "test" / "zebra" / "0.png")
-    assert hash_origin(selfcon.data.load(folder)) != before
+    def origin() -> str:
+        selfcon.data.pack(selfcon.data.load(folder), tmp_path / "x.pack")
+        return str(read_header(tmp_path / "x.pack")["__metadata__"]["made_from_sha256"])
+
+    before = origin()
+    assert origin() == before
+    same_pixels = Image.open(folder / "test" / "zebra" / "0.png")
+    same_pixels.save(folder / "test" / "zebra" / "0.png", compress_level=0)
+    assert origin() != before  # it is the files that count
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -119,6 +121,9 @@ def test_a_flipped_bit_is_found_by_the_check(packed: Path) -> None:
         lambda header: header["__metadata__"].pop("classes"),
         lambda header: header["__metadata__"].update(classes="{"),
         lambda header: header.update(x_train=3),
+        lambda header: header["__metadata__"].update(classes='"abc"'),
+        lambda header: header["y_test"].update(shape=[9, 1]),
+        lambda header: header["x_train"].update(dtype="I64", shape=[18, 32, 4, 3]),
     ],
 )
 def test_hostile_headers_are_refused(packed: Path, change: Any) -> None:
@@ -141,6 +146,17 @@ def test_packing_fails_whole(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(BadImageError, match=r"zebra/1\.png is not an image"):
         selfcon.data.pack(selfcon.data.load(folder), target)
     assert list(target.parent.iterdir()) == []
+    (folder / "test" / "zebra" / "1.png").unlink()
+    (folder / "test" / "zebra" / "1.png").symlink_to("nowhere.png")
+    with pytest.raises(BadImageError, match=r"zebra/1\.png cannot be read: No such file"):
+        selfcon.data.pack(selfcon.data.load(folder), target)
+    precious = tmp_path / "precious.txt"
+    precious.write_text("mine")
+    with pytest.raises(UsageError, match="is there and is no packed file"):
+        selfcon.data.pack(selfcon.data.load("digits"), precious)
+    assert precious.read_text() == "mine"
+    with pytest.raises(UsageError, match="is there and is no packed file"):
+        selfcon.data.pack(selfcon.data.load("digits"), tmp_path)
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(StorageError, match="cannot be written"):
@@ -152,3 +168,8 @@ def test_every_split_and_fact_survives(tmp_path: Path) -> None:
     packed = selfcon.data.load(selfcon.data.pack(source, tmp_path / "digits.pack"))
     assert packed.may_flip is False
     assert list(packed.splits()) == ["train", "val", "test"]
+    for split, images in source.splits().items():
+        same(packed.splits()[split], images)
+    resident = selfcon.data.make_resident(packed.train.take(np.arange(5)))  # rows of a mapped file
+    assert np.array_equal(resident.pixels[3].permute(1, 2, 0).numpy(), source.train[3])
+    assert packed.train.take(np.array([7])).describe(0).endswith("[7]")

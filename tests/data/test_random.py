@@ -67,9 +67,10 @@ def test_a_draw_belongs_to_its_key() -> None:
     base = draw_words(samples, seed=1, epoch=2, stream=Stream.AUGMENT, words=32)
     alone = torch.cat([draw_words(s[None], seed=1, epoch=2, stream=Stream.AUGMENT, words=32) for s in samples])
     assert torch.equal(base, alone)
-    for change in ({"seed": 3}, {"epoch": 3}, {"stream": 2}):
-        other = draw_words(samples, **{"seed": 1, "epoch": 2, "stream": 1, "words": 32, **change})
+    for change in ({"seed": 3}, {"epoch": 3}, {"epoch": -1}, {"stream": Stream.AUGMENT + 1}, {"stream": Stream.SPLIT}):
+        other = draw_words(samples, **{"seed": 1, "epoch": 2, "stream": Stream.AUGMENT, "words": 32, **change})
         assert not (base == other).any()
+        assert other.min() >= 0
 
 
 def test_uniform_and_integer() -> None:

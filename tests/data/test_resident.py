@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import selfcon.data
-from selfcon.data import get_policy, make_resident
+from selfcon.data import Policy, get_policy, make_resident
 from selfcon.data.resident import Resident
 from selfcon.errors import UsageError
 
@@ -87,6 +87,24 @@ def test_flat_channels_do_not_divide_by_zero() -> None:
     assert batch.images.abs().max() < 1e-6
 
 
-def test_wrong_batch_size(digits: Resident) -> None:
+def test_wrong_numbers(digits: Resident) -> None:
     with pytest.raises(UsageError, match="at least one sample"):
         list(digits.plain_batches(batch_size=0))
+    with pytest.raises(UsageError, match="at least one view"):
+        digits.batch(torch.arange(3), get_policy("none"), seed=0, epoch=0, views=0)
+    with pytest.raises(UsageError, match="magnitude is 0 to 30"):
+        Policy(magnitude=31)
+
+
+def test_digits_are_not_mirrored(digits: Resident) -> None:
+    only_flip = Policy(crop_and_flip=True, scale=(1.0, 1.0), ratio=(1.0, 1.0), flip_probability=1.0)
+    batch = digits.batch(torch.arange(64), only_flip, seed=0, epoch=0)
+    plain = next(iter(digits.plain_batches(batch_size=64)))
+    torch.testing.assert_close(batch.images, plain.images, rtol=0, atol=1e-5)
+
+
+def test_an_epoch_may_begin_in_its_middle(digits: Resident) -> None:
+    settings: dict[str, Any] = {"batch_size": 200, "seed": 0, "epoch": 1}
+    whole = list(digits.batches(get_policy("simple"), **settings))
+    rest = list(digits.batches(get_policy("simple"), **settings, first=5))
+    assert [batch.samples.tolist() for batch in rest] == [batch.samples.tolist() for batch in whole[5:]]

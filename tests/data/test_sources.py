@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +56,48 @@ def _made(path: Path) -> Path:
 def test_a_single_folder_is_split_by_class(folder: Path) -> None:
     first = selfcon.data.load(folder / "train")
     assert (len(first.train), len(first.test)) == (14, 4)
+    assert selfcon.data.load(folder / "train").name == "train"
     assert set(first.test.labels) == {0, 1, 2}
     again, other = selfcon.data.load(folder / "train"), selfcon.data.load(folder / "train", seed=1)
     assert again.test.paths == first.test.paths  # type: ignore[attr-defined]
     assert other.test.paths != first.test.paths  # type: ignore[attr-defined]
     assert not set(first.train.paths) & set(first.test.paths)  # type: ignore[attr-defined]
+
+
+def test_every_class_of_a_single_folder_is_tested(tmp_path: Path, patches: Any) -> None:
+    for label in range(10):
+        for number in range(2):
+            Image.fromarray(patches[label * 2 + number]).save(_made(tmp_path / "set" / str(label)) / f"{number}.png")
+    source = selfcon.data.load(tmp_path / "set")
+    assert sorted(source.test.labels) == sorted(source.train.labels) == list(range(10))
+    (tmp_path / "set" / "3" / "1.png").unlink()
+    with pytest.raises(DataError, match="has one image of '3', and needs one to train with and one to test on"):
+        selfcon.data.load(tmp_path / "set")
+
+
+@pytest.mark.parametrize("names", [("Train", "Test"), ("val", "test"), ("training", "validation")])
+def test_splits_are_not_taken_for_classes(tmp_path: Path, patches: Any, names: tuple[str, str]) -> None:
+    for name in names:
+        for label in ("cat", "dog"):
+            Image.fromarray(patches[0]).save(_made(tmp_path / name / label) / "x.png")
+    with pytest.raises(DataError, match="look like splits and not like classes"):
+        selfcon.data.load(tmp_path)
+
+
+def test_links_that_lead_back_pipes_and_closed_folders(folder: Path) -> None:
+    (folder / "train" / "zebra" / "up").symlink_to("..")
+    (folder / "train" / "a b" / "here").symlink_to(".")
+    os.mkfifo(folder / "train" / "zebra" / "pipe.png")
+    source = selfcon.data.load(folder)
+    zebras = [path for path in source.train.paths if "zebra" in path.parts and "up" not in path.parts]  # type: ignore[attr-defined]
+    assert len(zebras) == 6
+    assert len([path for path in source.train.paths if "here" in path.parts]) == 0  # type: ignore[attr-defined]
+
+
+def test_other_splits_beside_are_told(folder: Path) -> None:
+    (folder / "validation" / "x").mkdir(parents=True)
+    with pytest.warns(SelfconWarning, match="has 'validation' too, which is not used"):
+        selfcon.data.load(folder)
 
 
 def test_what_is_wrong_with_a_folder(folder: Path) -> None:
@@ -136,12 +176,46 @@ def test_npz(tmp_path: Path) -> None:
         ({"y_train": np.array([0, 0, 0, 2, 2, 2])}, DataError, "no training images of '1'"),
         ({"y_train": np.zeros(6, int), "y_test": np.zeros(3, int)}, DataError, "at least two are needed"),
         ({"classes": np.array(["a", "b"])}, DataError, "has the label 2 in train, and labels are 0 to 1"),
+        ({"classes": np.array(["a", "b", "a"])}, DataError, "names a class twice"),
+        ({"classes": np.array("abc")}, DataError, "classes as a row of texts"),
+        ({"y_train": np.array([0, 1, 2, 0, 1, 3 * 10**9])}, DataError, "more than there are images"),
         ({"x_train": np.array([object()] * 6)}, UnsafeError, "Python objects"),
     ],
 )
 def test_wrong_npz(tmp_path: Path, changes: dict[str, Any], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         selfcon.data.load(write_npz(tmp_path / "x.npz", **changes))
+
+
+def test_only_what_is_needed_of_an_npz_is_unpacked(tmp_path: Path) -> None:
+    path = write_npz(tmp_path / "x.npz", classes=np.array([b"cat", b"dog", b"emu"]))
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("unused.npy", b"\0" * 100_000_000)
+    assert selfcon.data.load(path).classes == ("cat", "dog", "emu")
+    bomb = zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED)
+    with bomb, bomb.open("x_train.npy", "w", force_zip64=True) as member:
+        for _ in range(1100):
+            member.write(b"\0" * (1 << 20))
+    with pytest.raises(UnsafeError, match="would unpack"):
+        selfcon.data.load(tmp_path / "bomb.npz")
+    with zipfile.ZipFile(tmp_path / "lie.npz", "w") as file, file.open("x_train.npy", "w") as member:
+        np.lib.format.write_array_header_1_0(
+            member, {"descr": "|u1", "fortran_order": False, "shape": (10**13, 8, 8, 3)}
+        )
+    with pytest.raises(DataError, match="does not fit its contents"):
+        selfcon.data.load(tmp_path / "lie.npz")
+    with zipfile.ZipFile(tmp_path / "text.npz", "w") as file:
+        file.writestr("x_train.npy", "not an array")
+    with pytest.raises(DataError, match="cannot be read as an"):
+        selfcon.data.load(tmp_path / "text.npz")
+
+
+def test_a_path_is_never_a_name(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder.rename(tmp_path / "digits")
+    assert len(selfcon.data.load(Path("digits")).train) == 18
+    assert len(selfcon.data.load("./digits").train) == 18
+    assert len(selfcon.data.load("digits").train) == 1437
 
 
 def test_files_that_are_no_data_sets(tmp_path: Path) -> None:
@@ -170,6 +244,43 @@ def test_torchvision_names_read_files_that_are_there(tmp_path: Path) -> None:
     source = selfcon.data.load("fashion-mnist", root=tmp_path)
     assert (len(source.train), len(source.test), source.train.shape) == (20, 10, (28, 28))
     assert source.classes[0] == "T-shirt/top"
+
+
+def test_torchvision_names_that_keep_files(tmp_path: Path, patches: Any) -> None:
+    pets = tmp_path / "oxford-iiit-pet"
+    for number, name in enumerate(("Beagle_1", "Bengal_1", "Beagle_2", "Bengal_2")):
+        Image.fromarray(patches[number]).save(_made(pets / "images") / f"{name}.jpg")
+    for split, rows in (
+        ("trainval", ("Beagle_1 1 1 1", "Bengal_1 2 1 1")),
+        ("test", ("Beagle_2 1 1 1", "Bengal_2 2 1 1")),
+    ):
+        (_made(pets / "annotations") / f"{split}.txt").write_text("\n".join(rows))
+    source = selfcon.data.load("oxford-iiit-pet", root=tmp_path)
+    assert (source.classes, source.test.labels.tolist()) == (("Beagle", "Bengal"), [0, 1])
+    assert source.train[0].shape == (32, 32, 3)
+
+    food = tmp_path / "food-101"
+    for split, number in (("train", 1), ("test", 2)):
+        listed = {}
+        for label, name in enumerate(("apple_pie", "waffles")):
+            Image.fromarray(patches[10 + label]).save(_made(food / "images" / name) / f"{number}.jpg")
+            listed[name] = [f"{name}/{number}"]
+        (_made(food / "meta") / f"{split}.json").write_text(json.dumps(listed))
+    source = selfcon.data.load("food101", root=tmp_path)
+    assert (source.classes, source.train.labels.tolist()) == (("apple_pie", "waffles"), [0, 1])
+
+
+def test_damaged_torchvision_files(tmp_path: Path) -> None:
+    raw = _made(tmp_path / "MNIST" / "raw")
+    for name in (
+        "train-images-idx3-ubyte",
+        "train-labels-idx1-ubyte",
+        "t10k-images-idx3-ubyte",
+        "t10k-labels-idx1-ubyte",
+    ):
+        (raw / name).write_bytes(b"\0\0\x08\x03" + b"\0" * 5)
+    with pytest.raises(DataError, match=r"mnist in .* cannot be read"):
+        selfcon.data.load("mnist", root=tmp_path)
 
 
 def test_every_name_says_where_its_files_go(tmp_path: Path) -> None:
@@ -207,7 +318,7 @@ def test_imagenet_and_a_choice_of_its_classes(tmp_path: Path, patches: Any) -> N
             Image.fromarray(patches[0]).save(_made(tmp_path / "imagenet" / split / wnid) / "x.JPEG")
     assert selfcon.data.load("imagenet", root=tmp_path).classes == ("n01", "n02", "n03")
     chosen = tmp_path / "classes.txt"
-    chosen.write_text("# a hundred of them\nn03 a name\n\nn01\n")
+    chosen.write_text("\ufeffn03 a name\n\n# a comment\nn01\n")
     source = selfcon.data.load("imagenet100", root=tmp_path, class_list=chosen)
     assert (source.classes, len(source.train)) == (("n01", "n03"), 2)
     with pytest.raises(UsageError, match="--class-list"):
@@ -215,6 +326,8 @@ def test_imagenet_and_a_choice_of_its_classes(tmp_path: Path, patches: Any) -> N
     chosen.write_text("n01\nn77\n")
     with pytest.raises(DataError, match="names 'n77', not in"):
         selfcon.data.load("imagenet100", root=tmp_path, class_list=chosen)
+    with pytest.raises(UsageError, match="goes with imagenet"):
+        selfcon.data.load("digits", class_list=chosen)
     with pytest.raises(InputMissingError, match="class list"):
         selfcon.data.load("imagenet100", root=tmp_path, class_list=tmp_path / "none.txt")
 

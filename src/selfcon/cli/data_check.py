@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from selfcon.cli.parsing import Parser, add_data_arguments, print_json
+from selfcon.errors import printable
 
 if TYPE_CHECKING:
     from selfcon.data import Audit
@@ -28,17 +29,24 @@ def run(options: argparse.Namespace) -> int:
     import selfcon.data
 
     audit, source = selfcon.data.check(
-        options.data, root=options.data_root, class_list=options.class_list, seed=options.seed
+        options.data,
+        root=options.data_root,
+        class_list=options.class_list,
+        seed=options.seed,
+        download=options.download,
     )
-    sheet = selfcon.data.draw_contact_sheet(source, options.sheet or Path(f"{_file_name(source.name)}-sheet.png"))
+    sheet = options.sheet or Path(f"{_file_name(source.name)}-sheet.png")
     if options.json:
         print_json(audit.to_dict() | {"sheet": str(sheet)})
     else:
-        print("\n".join(_lines(audit, sheet)))
+        print("\n".join(map(printable, _lines(audit))))
+    selfcon.data.draw_contact_sheet(source, sheet)
+    if not options.json:
+        print(printable(f"Contact sheet: {sheet}"))
     return audit.exit_code
 
 
-def _lines(audit: Audit, sheet: Path) -> list[str]:
+def _lines(audit: Audit) -> list[str]:
     lines = [f"{audit.name}: {len(audit.classes)} classes"]
     for split, count in audit.images.items():
         (low_name, low), (high_name, high) = audit.smallest_class[split], audit.largest_class[split]
@@ -59,7 +67,6 @@ def _lines(audit: Audit, sheet: Path) -> list[str]:
     lines += [f"    {sentence}" for sentence in audit.unreadable[:_MOST_SHOWN]]
     if len(audit.unreadable) > _MOST_SHOWN:
         lines.append(f"    and {len(audit.unreadable) - _MOST_SHOWN} more: --json lists them all")
-    lines.append(f"  contact sheet: {sheet}")
     lines.append("This data set cannot be used as it is." if audit.problems else "This data set can be used.")
     return lines
 

@@ -23,7 +23,6 @@ def add_arguments(parser: Parser) -> None:
         metavar="HOW",
         help="error: stop at the first (default); skip: leave out up to 0.1 %%",
     )
-    parser.add_argument("--download", action="store_true", help="let a named data set be downloaded")
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it is there")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
 
@@ -31,6 +30,8 @@ def add_arguments(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> int:
     import selfcon.data
 
+    if options.out.suffix.lower() == ".npz":
+        raise UsageError(f"{options.out} would be taken for an .npz: choose another ending, such as .pack.")
     if options.out.exists() and not options.overwrite:
         raise UsageError(f"{options.out} is already there: choose another name, or replace it with --overwrite.")
     source = selfcon.data.load(

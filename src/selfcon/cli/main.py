@@ -12,7 +12,9 @@ from typing import TextIO
 
 import selfcon
 from selfcon.cli.parsing import Parser
-from selfcon.errors import SelfconError, SelfconWarning, UsageError, unknown_name
+from selfcon.errors import SelfconError, SelfconWarning, UsageError, printable, unknown_name
+
+_OUT_OF_MEMORY = 78
 
 VERBS = {
     "data check": ("selfcon.cli.data_check", "read every image of a data set and tell what is wrong with it"),
@@ -33,6 +35,17 @@ def main(arguments: list[str] | None = None) -> None:
                 raise
             _say(str(error))
             sys.exit(error.exit_code)
+        except BrokenPipeError:  # the reader has seen enough
+            sys.stdout = None
+            sys.exit(0)
+        except MemoryError:
+            _say("There is not enough memory for this.")
+            sys.exit(_OUT_OF_MEMORY)
+        except Exception as error:
+            if debug:
+                raise
+            _say(f"This is a bug of selfcon ({type(error).__name__}: {error}); --debug shows where it came from.")
+            sys.exit(SelfconError.exit_code)
 
 
 def run(arguments: list[str]) -> int:
@@ -84,7 +97,7 @@ def _overview() -> str:
 
 
 def _say(sentence: str) -> None:
-    sys.stderr.write(f"selfcon: {sentence}\n")
+    sys.stderr.write(f"selfcon: {printable(sentence)}\n")
 
 
 def _show_warning(  # noqa: PLR0917 - as `warnings` calls it

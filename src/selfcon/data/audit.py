@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from selfcon.data.folders import count_others
 from selfcon.data.images import decode
 from selfcon.data.packed import hash_content, is_packed
 from selfcon.data.scan import in_threads
@@ -62,10 +64,11 @@ def check(
     root: str | Path = "data",
     class_list: str | Path | None = None,
     seed: int = 0,
+    download: bool = False,
 ) -> tuple[Audit, Source]:
     """Read every image of a data set and tell what is wrong or odd about it. Options are those of `load`."""
     problems: list[str] = []
-    source = load(data, root=root, class_list=class_list, seed=seed, problems=problems)
+    source = load(data, root=root, class_list=class_list, seed=seed, download=download, problems=problems)
     samples = {split: _scan(images, split) for split, images in source.splits().items()}
     unreadable = [sample.problem for every in samples.values() for sample in every if sample.problem]
     if unreadable:
@@ -75,6 +78,9 @@ def check(
     ignored = sum(sample.exif_ignored for every in samples.values() for sample in every)
     if ignored:
         warnings.append(f"{ignored} images have EXIF data that cannot be read; it was ignored.")
+    others = count_others(Path(data)) if Path(data).is_dir() else 0
+    if others:
+        warnings.append(f"{others} files are not taken for images, by their endings.")
     if Path(data).is_file() and is_packed(Path(data)):
         said, is_now = hash_content(Path(data))
         if said != is_now:
@@ -146,16 +152,14 @@ def _find_duplicates(samples: dict[str, list[Sample]], classes: tuple[str, ...])
         found[f"within {split}"] = extra
         if extra:
             warnings.append(f"{extra} images of {split} are copies of others in it.")
-    for split in samples:
-        if split == "train":
-            continue
-        shared = [group for group in repeated if {"train", split} <= {place for place, _ in group}]
+    for earlier, split in itertools.combinations(samples, 2):
+        shared = [group for group in repeated if {earlier, split} <= {place for place, _ in group}]
         count = sum(place == split for group in shared for place, _ in group)
-        found[f"{split} in train"] = count
+        found[f"{split} in {earlier}"] = count
         if count:
             example = next(sample.where for place, sample in shared[0] if place == split)
             warnings.append(
-                f"{count} images of {split} are in train too, such as {example}: accuracy will look better."
+                f"{count} images of {split} are in {earlier} too, such as {example}: accuracy will look better."
             )
     conflicts = [group for group in repeated if len({sample.label for _, sample in group}) > 1]
     found["under two labels"] = len(conflicts)

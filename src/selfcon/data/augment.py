@@ -18,17 +18,18 @@ _HUE = 3
 
 def augment(images: Tensor, policy: Policy, draws: Draws, size: int) -> Tensor:
     """Stored images [B, 3, H, W], uint8, augmented as drawn: float32 [B, 3, S, S] in [0, 1], not yet normalised."""
-    if policy.randaugment:
-        images = apply_randaugment(images, draws, policy.magnitude)
-    pixels = images.to(torch.float32) / 255
-    if policy.crop_and_flip:
-        pixels = crop_and_flip(pixels, draws, size)
-    elif pixels.shape[2:] != (size, size):
-        pixels = tvf.resize(pixels, [size, size], antialias=True)
-    if policy.colour:
-        pixels = jitter_colours(pixels, draws)
-        pixels = torch.where(draws.grey[:, None, None, None], _grey(pixels), pixels)
-    return pixels
+    with torch.autocast(images.device.type, enabled=False):
+        if policy.randaugment:
+            images = apply_randaugment(images, draws, policy.magnitude)
+        pixels = images.to(torch.float32) / 255
+        if policy.crop_and_flip:
+            pixels = crop_and_flip(pixels, draws, size)
+        elif pixels.shape[2:] != (size, size):
+            pixels = tvf.resize(pixels, [size, size], antialias=True)
+        if policy.colour:
+            pixels = jitter_colours(pixels, draws)
+            pixels = torch.where(draws.grey[:, None, None, None], _grey(pixels), pixels)
+        return pixels
 
 
 def normalise(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
 
 from selfcon.data.source import Source
-from selfcon.errors import BadImageError, StorageError
+from selfcon.errors import BadImageError, StorageError, UsageError, printable
 
 _CELL, _GAP, _IMAGES, _TITLE = 48, 3, 10, 150
 _MOST_CLASSES = 200
+_MARK = "selfcon contact sheet"
 _ROWS_IN_A_COLUMN = 40
 
 
@@ -32,12 +34,24 @@ def draw_contact_sheet(source: Source, path: str | Path) -> Path:
             cell = _thumbnail(source, int(index))
             sheet.paste(cell, (left + _TITLE + place * (_CELL + _GAP), top))
     path = Path(path)
+    if path.exists() and not _is_sheet(path):
+        raise UsageError(f"{path} is there and is no contact sheet: it is not replaced.")
+    mark = PngInfo()
+    mark.add_text("Software", _MARK)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        sheet.save(path, format="PNG")
+        sheet.save(path, format="PNG", pnginfo=mark)
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror or error}.") from error
     return path
+
+
+def _is_sheet(path: Path) -> bool:
+    try:
+        with Image.open(path, formats=("PNG",)) as image:
+            return bool(image.info.get("Software") == _MARK)
+    except OSError:
+        return False
 
 
 def _thumbnail(source: Source, index: int) -> Image.Image:
@@ -52,5 +66,5 @@ def _thumbnail(source: Source, index: int) -> Image.Image:
 
 
 def _shorten(name: str, most: int = 20) -> str:
-    printable = "".join(letter if letter.isprintable() else "?" for letter in name)
-    return printable if len(printable) <= most else printable[: most - 1] + "…"
+    shown = printable(name)
+    return shown if len(shown) <= most else shown[: most - 1] + "…"

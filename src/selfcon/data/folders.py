@@ -7,6 +7,7 @@ and unicode in paths mean nothing here.
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,10 @@ import numpy as np
 from selfcon.data.images import SUFFIXES
 from selfcon.data.source import FileImages, Source, check_source, complain, name_some
 from selfcon.data.splits import hold_out
-from selfcon.errors import DataError, InputMissingError, UsageError
+from selfcon.errors import DataError, InputMissingError, SelfconWarning, UsageError
 
 _SINGLE_FOLDER_TEST_FRACTION = 0.2
+_SPLIT_NAMES = frozenset(("train", "training", "test", "testing", "val", "valid", "validation"))
 
 
 def load_folder(folder: Path, *, seed: int = 0, problems: list[str] | None = None) -> Source:
@@ -27,6 +29,7 @@ def load_folder(folder: Path, *, seed: int = 0, problems: list[str] | None = Non
     parts = [part for part in ("val", "test") if (folder / part).is_dir()]
     if not parts:
         raise InputMissingError(f"{folder} has train but neither test nor val beside it.")
+    _note_unused(folder, ("train", *parts))
     for part in parts:
         _check_same_classes(folder, classes, list_classes(folder / part), part, problems)
     images = {part: read_classes(folder / part, classes, problems) for part in ("train", *parts)}
@@ -46,8 +49,21 @@ def _split_single(folder: Path, seed: int, problems: list[str] | None) -> Source
     classes = list_classes(folder)
     if not classes:
         raise DataError(f"{folder} has no folders in it: each class needs one, with its images.")
+    if splits := [name for name in classes if name.lower() in _SPLIT_NAMES]:
+        raise DataError(
+            f"{folder} has {name_some(splits)} in it, which look like splits and not like classes: "
+            f"call them train and test (or val)."
+        )
     every = read_classes(folder, classes, problems)
-    kept, held = hold_out(every.labels, round(_SINGLE_FOLDER_TEST_FRACTION * len(every)), seed)
+    alone = [classes[label] for label in np.flatnonzero(np.bincount(every.labels, minlength=len(classes)) == 1)]
+    if alone:
+        raise DataError(
+            f"{folder} has one image of {name_some(alone)}, and needs one to train with and one to test on."
+        )
+    if not len(every):
+        raise DataError(f"{folder} has no images in it.")
+    count = round(_SINGLE_FOLDER_TEST_FRACTION * len(every))
+    kept, held = hold_out(every.labels, count, seed, of_every_class=True)
     source = Source(folder.resolve().name, tuple(classes), train=every.take(kept), test=every.take(held))
     return check_source(source, problems)
 
@@ -75,16 +91,51 @@ def read_classes(folder: Path, classes: list[str], problems: list[str] | None = 
 
 
 def list_images(folder: Path) -> list[Path]:
-    """The image files below a folder, by their endings, in torchvision's order."""
+    """The image files below a folder, by their endings, in torchvision's order; links that lead back are left."""
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"{error.filename} cannot be read ({error.strerror}).") from error
+
+    if not folder.exists():
+        return []
+    seen: set[tuple[int, int]] = set()
+    places = []
+    for place, folders, files in os.walk(folder, followlinks=True, onerror=refuse):
+        status = Path(place).stat()
+        if (status.st_dev, status.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        places.append((place, sorted(files)))
     return [
         Path(place) / file
-        for place, _, files in sorted(os.walk(folder, followlinks=True))
-        for file in sorted(files)
-        if Path(file).suffix.lower() in SUFFIXES
+        for place, files in sorted(places)
+        for file in files
+        if Path(file).suffix.lower() in SUFFIXES and _may_be_image(Path(place) / file)
     ]
 
 
-def load_tiny_imagenet(root: Path) -> Source:
+def _may_be_image(path: Path) -> bool:
+    """A file, or a link to nothing, which reading will name; never a pipe or a device, which reading would wait for."""
+    return path.is_file() or not path.exists()
+
+
+def count_others(folder: Path) -> int:
+    """Files below a folder that are not taken for images, hidden ones aside."""
+    return sum(
+        not file.startswith(".") and Path(file).suffix.lower() not in SUFFIXES
+        for _, _, files in os.walk(folder)
+        for file in files
+    )
+
+
+def _note_unused(folder: Path, used: tuple[str, ...]) -> None:
+    others = [name for name in list_classes(folder) if name not in used and name.lower() in _SPLIT_NAMES]
+    if others:
+        warnings.warn(f"{folder} has {name_some(others)} too, which is not used.", SelfconWarning, stacklevel=3)
+
+
+def load_tiny_imagenet(root: Path, problems: list[str] | None = None) -> Source:
     """Tiny-ImageNet as it is published: train/WNID/images, val/images and val/val_annotations.txt."""
     folder = _find(root, "tiny-imagenet-200", "train", "val/val_annotations.txt")
     classes = list_classes(folder / "train")
@@ -92,7 +143,7 @@ def load_tiny_imagenet(root: Path) -> Source:
     paths: list[Path] = []
     labels: list[int] = []
     annotations = folder / "val" / "val_annotations.txt"
-    for number, line in enumerate(annotations.read_text().splitlines(), start=1):
+    for number, line in enumerate(_read_lines(annotations), start=1):
         fields = line.split("\t")
         if len(fields) < 2 or fields[1] not in label_of or Path(fields[0]).name != fields[0]:
             raise DataError(f"{annotations}, line {number}, does not name an image and a class of train.")
@@ -102,13 +153,14 @@ def load_tiny_imagenet(root: Path) -> Source:
         Source(
             name="tiny-imagenet",
             classes=tuple(classes),
-            train=read_classes(folder / "train", classes),
+            train=read_classes(folder / "train", classes, problems),
             test=FileImages(paths, np.array(labels, dtype=np.int64)),
-        )
+        ),
+        problems,
     )
 
 
-def load_imagenet(root: Path, *, name: str, class_list: Path | None) -> Source:
+def load_imagenet(root: Path, *, name: str, class_list: Path | None, problems: list[str] | None = None) -> Source:
     """ImageNet as train/WNID and val/WNID; with a class list only those classes, in sorted order."""
     folder = _find(root, "imagenet", "train", "val")
     classes = list_classes(folder / "train")
@@ -119,14 +171,18 @@ def load_imagenet(root: Path, *, name: str, class_list: Path | None) -> Source:
         classes = sorted(wanted)
     elif name == "imagenet100":
         raise UsageError("imagenet100 is a choice of classes: name the file that lists them with --class-list.")
-    _check_same_classes(folder, classes, [c for c in list_classes(folder / "val") if c in set(classes)], "val")
+    others = list_classes(folder / "val")
+    if class_list is not None:
+        others = [other for other in others if other in set(classes)]
+    _check_same_classes(folder, classes, others, "val", problems)
     return check_source(
         Source(
             name=name,
             classes=tuple(classes),
-            train=read_classes(folder / "train", classes),
-            test=read_classes(folder / "val", classes),
-        )
+            train=read_classes(folder / "train", classes, problems),
+            test=read_classes(folder / "val", classes, problems),
+        ),
+        problems,
     )
 
 
@@ -134,8 +190,15 @@ def read_class_list(path: Path) -> set[str]:
     """The first word of each line that is neither empty nor a comment."""
     if not path.is_file():
         raise InputMissingError(f"The class list {path} is not there.")
-    lines = (line.split() for line in path.read_text().splitlines())
+    lines = (line.split() for line in _read_lines(path))
     return {words[0] for words in lines if words and not words[0].startswith("#")}
+
+
+def _read_lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as text ({error}).") from error
 
 
 def _find(root: Path, usual_name: str, *needed: str) -> Path:

@@ -10,6 +10,7 @@ import struct
 import warnings
 import zlib
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -42,23 +43,27 @@ def read_image(path: Path) -> Pixels:
     return decode(path).pixels
 
 
-def decode(path: Path) -> Decoded:
-    """The pixels of an image file and what was noticed on the way; BadImageError where there are none."""
+def decode(path: Path, data: bytes | None = None) -> Decoded:
+    """The pixels of an image file and what was noticed on the way; BadImageError where there are none.
+
+    With `data`, the contents of the file, it is not read again.
+    """
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with Image.open(path if data is None else BytesIO(data), formats=FORMATS) as image:
             width, height = image.size
             if width * height > MAX_PIXELS:
                 raise BadImageError(
                     f"{path} has {width} x {height} pixels, more than the {MAX_PIXELS / 1e6:.0f} million allowed."
                 )
             upright, exif_ignored = _upright(image)
-            return Decoded(_to_rgb(upright), exif_ignored)
+            return Decoded(_to_rgb(upright, image.format), exif_ignored)
     except Image.DecompressionBombError as error:
         raise BadImageError(f"{path} has more than the {MAX_PIXELS / 1e6:.0f} million pixels allowed.") from error
     except FileNotFoundError as error:
         raise BadImageError(f"{path} is not there.") from error
     except UnidentifiedImageError as error:
-        why = "is empty" if path.stat().st_size == 0 else f"is not an image ({', '.join(FORMATS)})"
+        empty = path.stat().st_size == 0 if data is None else not data
+        why = "is empty" if empty else f"is not an image ({', '.join(FORMATS)})"
         raise BadImageError(f"{path} {why}.") from error
     except (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, struct.error, zlib.error) as error:
         if isinstance(error, BadImageError):
@@ -80,8 +85,10 @@ _TURNS = {
 def _upright(image: Image.Image) -> tuple[Image.Image, bool]:
     """The image turned as its EXIF orientation says, and whether there was EXIF data that says nothing readable.
 
-    Pillow's own function also writes the data anew, which fails where any other entry is broken.
+    Pillow's own function also writes the data anew, which fails where any other entry is broken. A TIFF is turned when
+    it is loaded, so loading comes first.
     """
+    image.load()
     try:
         exif = image.getexif()
         orientation = exif.get(ExifTags.Base.Orientation, 1)
@@ -93,10 +100,10 @@ def _upright(image: Image.Image) -> tuple[Image.Image, bool]:
     return image, unreadable or orientation != 1
 
 
-def _to_rgb(image: Image.Image) -> Pixels:
-    image.load()
-    if image.mode == "F":
-        raise ValueError("it holds floating-point numbers, whose range is unknown")
+def _to_rgb(image: Image.Image, file_format: str | None) -> Pixels:
+    if image.mode == "F" or (image.mode == "I" and file_format != "PPM"):
+        kind = "floating-point numbers" if image.mode == "F" else "32-bit integers"
+        raise ValueError(f"it holds {kind}, whose range is unknown")
     if image.mode.startswith("I"):  # 16 bits a pixel; Pillow would clip them instead of scaling
         grey = np.asarray(image).astype(np.int64).clip(0, 0xFFFF)
         return np.repeat((grey >> 8).astype(np.uint8)[..., None], 3, axis=2)

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from selfcon.data.source import ArrayImages, FileImages, Images, Source, check_source
-from selfcon.errors import InputMissingError
+from selfcon.errors import DataError, InputMissingError
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ def load_named(name: str, root: Path, *, download: bool) -> Source:
     try:
         train = create(root, download=download, **entry.train)
         test = create(root, download=download, **entry.test)
+    except (AssertionError, ValueError, EOFError) as error:
+        raise DataError(f"{name} in {root} cannot be read ({_first_line(error)}).") from error
     except (RuntimeError, OSError) as error:
         if download:
             raise InputMissingError(f"{name} could not be downloaded ({_first_line(error)}).") from error
@@ -62,22 +64,26 @@ def load_named(name: str, root: Path, *, download: bool) -> Source:
         Source(
             name=name,
             classes=_classes(train),
-            train=_images(train, f"{name} train"),
-            test=_images(test, f"{name} test"),
-            may_flip=entry.may_flip,
+            train=_images(train, f"{name} train", entry.may_flip),
+            test=_images(test, f"{name} test", entry.may_flip),
         )
     )
 
 
-def _images(dataset: Any, name: str) -> Images:
-    labels = next(getattr(dataset, key) for key in ("targets", "labels", "_labels") if hasattr(dataset, key))
-    labels = np.asarray(labels, dtype=np.int64)
-    if hasattr(dataset, "_image_files"):
-        return FileImages([Path(file) for file in dataset._image_files], labels)
+def _images(dataset: Any, name: str, may_flip: bool) -> Images:
+    labels = np.asarray(_first_of(dataset, "targets", "labels", "_labels"), dtype=np.int64)
+    files = _first_of(dataset, "_image_files", "_images")
+    if files is not None:
+        return FileImages([Path(file) for file in files], labels, may_flip)
     pixels = dataset.data.numpy() if isinstance(dataset.data, Tensor) else np.asarray(dataset.data)
     if pixels.ndim == 4 and pixels.shape[1] == 3:  # SVHN and STL10 keep channels first
         pixels = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
-    return ArrayImages(grey_to_rgb(pixels), labels, name)
+    return ArrayImages(grey_to_rgb(pixels), labels, name, may_flip)
+
+
+def _first_of(dataset: Any, *names: str) -> Any:
+    """The first of these attributes that a data set of torchvision has."""
+    return next((getattr(dataset, name) for name in names if hasattr(dataset, name)), None)
 
 
 def grey_to_rgb(pixels: Any) -> Any:
@@ -88,7 +94,7 @@ def grey_to_rgb(pixels: Any) -> Any:
 def _classes(dataset: Any) -> tuple[str, ...]:
     if getattr(dataset, "classes", None):
         return tuple(str(name) for name in dataset.classes)
-    labels = next(getattr(dataset, key) for key in ("targets", "labels", "_labels") if hasattr(dataset, key))
+    labels = _first_of(dataset, "targets", "labels", "_labels")
     return tuple(str(label) for label in range(int(np.max(labels)) + 1))
 
 

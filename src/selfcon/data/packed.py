@@ -7,23 +7,23 @@ from and one of what it holds.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import os
-import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 import numpy as np
 
-from selfcon.data.images import Pixels
+from selfcon.data.images import Pixels, decode
 from selfcon.data.scan import in_threads
 from selfcon.data.source import ArrayImages, FileImages, Images, Source, check_source
 from selfcon.data.splits import Labels
-from selfcon.errors import DataError, StorageError, UnsafeError
+from selfcon.errors import BadImageError, DataError, SelfconError, StorageError, UnsafeError, UsageError
 from selfcon.progress import track
 
 _FORMAT = "selfcon-pack-1"
@@ -40,6 +40,7 @@ class PackedImages(Images):
     shapes: Labels  # [N, 2]
     labels: Labels
     name: str
+    may_flip: bool = True
 
     def __getitem__(self, index: int) -> Pixels:
         height, width = (int(side) for side in self.shapes[index])
@@ -47,63 +48,49 @@ class PackedImages(Images):
         return self.flat[start : start + height * width * 3].reshape(height, width, 3)
 
     def take(self, indices: Labels) -> Self:
-        return type(self)(self.flat, self.starts[indices], self.shapes[indices], self.labels[indices], self.name)
+        return replace(self, starts=self.starts[indices], shapes=self.shapes[indices], labels=self.labels[indices])
 
     def describe(self, index: int) -> str:
         return f"{self.name}[{index}]"
 
 
 def pack(source: Source, path: str | Path) -> Path:
-    """Write a data set into one file, whole or not at all; returns its path."""
+    """Write a data set into one file, whole or not at all; only a packed file is ever replaced. Returns its path."""
     path = Path(path)
+    if path.exists() and not (path.is_file() and is_packed(path)):
+        raise UsageError(f"{path} is there and is no packed file: it is not replaced.")
+    staged = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with staged.open("xb") as file:
+            _write(file, source)
+            file.flush()
+            os.fsync(file.fileno())
+        staged.replace(path)
+    except OSError as error:
+        if isinstance(error, SelfconError):
+            raise
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}.") from error
+    finally:
+        with contextlib.suppress(OSError):
+            staged.unlink(missing_ok=True)
+    return path
+
+
+def _write(file: BinaryIO, source: Source) -> None:
     metadata = {
         "format": _FORMAT,
         "name": source.name,
         "classes": json.dumps(source.classes),
         "may_flip": json.dumps(source.may_flip),
-        "made_from_sha256": hash_origin(source),
+        "made_from_sha256": "0" * 64,
         "content_sha256": "0" * 64,
     }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", suffix=".part", dir=path.parent)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}.") from error
-    try:
-        with os.fdopen(handle, "wb") as file:
-            _write(file, source, metadata)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror or error}.") from error
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-    return path
-
-
-def hash_origin(source: Source) -> str:
-    """SHA-256 of the files (or arrays) of a data set with their labels, in order."""
-    digest = hashlib.sha256()
-    for split, images in source.splits().items():
-        digest.update(f"{split} {len(images)} {source.classes}\n".encode())
-        digest.update(images.labels.tobytes())
-        if isinstance(images, FileImages):
-            for path in images.paths:
-                digest.update(path.read_bytes())
-        else:
-            for index in range(len(images)):
-                digest.update(np.ascontiguousarray(images[index]).data)
-    return digest.hexdigest()
-
-
-def _write(file: BinaryIO, source: Source, metadata: dict[str, str]) -> None:
     # The shapes are known only at the end, so room is left for the header and filled then; padding it is allowed.
     room = len(json.dumps(metadata)) + 4096
     file.write(b" " * (8 + room))
     tensors: dict[str, Any] = {}
-    digest = hashlib.sha256()
+    origin, content = hashlib.sha256(json.dumps(source.classes).encode()), hashlib.sha256()
     end = 0
 
     def add(name: str, dtype: str, shape: list[int], size: int) -> None:
@@ -112,13 +99,16 @@ def _write(file: BinaryIO, source: Source, metadata: dict[str, str]) -> None:
         end += size
 
     for split, images in source.splits().items():
+        origin.update(f"{split} {len(images)}".encode() + images.labels.tobytes())
         shapes = []
         size = 0
-        for pixels in track(_decoded(images), f"Packing {split}", len(images)):
+        for raw, pixels in track(_read(images), f"Packing {split}", len(images)):
+            origin.update(len(raw).to_bytes(8, "little"))
+            origin.update(raw)
             shapes.append(pixels.shape[:2])
             data = np.ascontiguousarray(pixels).data
             file.write(data)
-            digest.update(data)
+            content.update(data)
             size += data.nbytes
         table = np.array(shapes, dtype="<i8").reshape(-1, 2)
         uniform = (table == table[0]).all()
@@ -126,18 +116,28 @@ def _write(file: BinaryIO, source: Source, metadata: dict[str, str]) -> None:
         columns = {"y": images.labels.astype("<i8")} | ({} if uniform else {"shape": table})
         for key, column in columns.items():
             file.write(column.tobytes())
-            digest.update(column.tobytes())
+            content.update(column.tobytes())
             add(f"{key}_{split}", "I64", list(column.shape), column.nbytes)
-    header = json.dumps({"__metadata__": metadata | {"content_sha256": digest.hexdigest()}, **tensors}).encode()
+    metadata |= {"made_from_sha256": origin.hexdigest(), "content_sha256": content.hexdigest()}
+    header = json.dumps({"__metadata__": metadata, **tensors}).encode()
     assert len(header) <= room
     file.seek(0)
     file.write(room.to_bytes(8, "little") + header.ljust(room))
 
 
-def _decoded(images: Images) -> Iterator[Pixels]:
-    if isinstance(images, FileImages):
-        return in_threads(images.__getitem__, range(len(images)))
-    return (images[index] for index in range(len(images)))
+def _read(images: Images) -> Iterator[tuple[bytes, Pixels]]:
+    """What each sample was made from, and its pixels: both of the same reading."""
+    if not isinstance(images, FileImages):
+        return ((np.ascontiguousarray(images[index]).tobytes(), images[index]) for index in range(len(images)))
+
+    def read(path: Path) -> tuple[bytes, Pixels]:
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise BadImageError(f"{path} cannot be read: {error.strerror}.") from error
+        return data, decode(path, data).pixels
+
+    return in_threads(read, images.paths)
 
 
 def is_packed(path: Path) -> bool:
@@ -152,15 +152,21 @@ def load_packed(path: Path) -> Source:
     header, offset = _read_header(path)
     metadata = header.pop("__metadata__")
     try:
-        classes = tuple(str(name) for name in json.loads(metadata["classes"]))
+        classes = _texts(json.loads(metadata["classes"]))
         name, may_flip = str(metadata["name"]), bool(json.loads(metadata["may_flip"]))
-        splits = {split: _open_split(path, header, offset, split) for split in ("train", "val", "test")}
+        splits = {split: _open_split(path, header, offset, split, may_flip) for split in ("train", "val", "test")}
         train, test = splits["train"], splits["test"]
     except (KeyError, TypeError, ValueError) as error:
         raise UnsafeError(f"{path} has a header that describes no data set ({error}).") from error
     if train is None or test is None:
         raise DataError(f"{path} lacks training or test images.")
-    return check_source(Source(name, classes, train=train, test=test, val=splits["val"], may_flip=may_flip))
+    return check_source(Source(name, classes, train=train, test=test, val=splits["val"]))
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise TypeError("its classes are no list of names")
+    return tuple(value)
 
 
 def hash_content(path: Path) -> tuple[str, str]:
@@ -171,7 +177,7 @@ def hash_content(path: Path) -> tuple[str, str]:
         file.seek(offset)
         while block := file.read(1 << 24):
             digest.update(block)
-    return header["__metadata__"]["content_sha256"], digest.hexdigest()
+    return str(header["__metadata__"].get("content_sha256")), digest.hexdigest()
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
@@ -206,21 +212,26 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
     return header, 8 + length
 
 
-def _open_split(path: Path, header: dict[str, Any], offset: int, split: str) -> Images | None:
-    def view(key: str) -> Any:
+def _open_split(path: Path, header: dict[str, Any], offset: int, split: str, may_flip: bool) -> Images | None:
+    def view(key: str, dtype: str) -> Any:
         tensor = header[f"{key}_{split}"]
+        if tensor["dtype"] != dtype:
+            raise ValueError(f"{key}_{split} is of {tensor['dtype']}, not of {dtype}")
         start = offset + tensor["data_offsets"][0]
-        return np.memmap(path, _DTYPES[tensor["dtype"]], mode="r", offset=start, shape=tuple(tensor["shape"]))
+        # Copy-on-write: nobody can change the file, and tensors can be made of the arrays.
+        return np.memmap(path, _DTYPES[dtype], mode="c", offset=start, shape=tuple(tensor["shape"]))
 
     if f"x_{split}" not in header:
         return None
-    pixels, labels, name = view("x"), np.array(view("y")), f"{path} x_{split}"
+    pixels, labels, name = view("x", "U8"), np.array(view("y", "I64")), f"{path} x_{split}"
+    if labels.ndim != 1:
+        raise ValueError(f"y_{split} is not one row")
     if pixels.ndim == 4:
         if pixels.shape[0] != len(labels) or pixels.shape[3] != 3:
             raise ValueError(f"x_{split} and y_{split} do not fit")
-        return ArrayImages(pixels, labels, name)
-    shapes = np.array(view("shape"))
+        return ArrayImages(pixels, labels, name, may_flip)
+    shapes = np.array(view("shape", "I64"))
     if shapes.shape != (len(labels), 2) or (shapes <= 0).any() or shapes.prod(1).sum() * 3 != pixels.size:
         raise ValueError(f"x_{split} and shape_{split} do not fit")
     ends = np.cumsum(shapes.prod(1) * 3)
-    return PackedImages(pixels, ends - shapes.prod(1) * 3, shapes, labels, name)
+    return PackedImages(pixels, ends - shapes.prod(1) * 3, shapes, labels, name, may_flip)

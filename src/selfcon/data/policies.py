@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from selfcon.data.random import Stream, draw_words, to_integer, to_uniform
-from selfcon.errors import unknown_name
+from selfcon.errors import UsageError, unknown_name
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,12 @@ class Policy:
     hue: float = 0.1
     grey_probability: float = 0.2
     magnitude: int = 9
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.magnitude <= 30:
+            raise UsageError(f"RandAugment's magnitude is 0 to 30, not {self.magnitude}.")
+        if not 0 < self.scale[0] <= self.scale[1]:
+            raise UsageError(f"A crop takes from a smaller to a larger share of the image, not {self.scale}.")
 
 
 POLICIES = {

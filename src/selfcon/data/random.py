@@ -22,7 +22,8 @@ class Stream(IntEnum):
     """What a draw is for, so that no two purposes share a number. Views of a sample follow from `AUGMENT` on."""
 
     ORDER = 0
-    AUGMENT = 1
+    SPLIT = 1
+    AUGMENT = 2
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -49,7 +50,8 @@ def draw_words(samples: Tensor, *, seed: int, epoch: int, stream: int, words: in
     blocks = torch.arange(-(-words // 4), device=samples.device)
     c0 = blocks.expand(len(samples), -1)
     c1 = samples.to(torch.int64)[:, None].expand_as(c0)
-    drawn = philox((c0, c1, torch.full_like(c0, epoch), torch.full_like(c0, stream)), seed)
+    c2, c3 = torch.full_like(c0, epoch & _MASK), torch.full_like(c0, stream & _MASK)
+    drawn = philox((c0, c1 & _MASK, c2, c3), seed)
     return torch.stack(drawn, dim=2).flatten(1)[:, :words]
 
 
@@ -63,8 +65,10 @@ def to_integer(words: Tensor, below: int | Tensor) -> Tensor:
     return (words * below) >> 32
 
 
-def permute(count: int, *, seed: int, epoch: int, device: torch.device | str = "cpu") -> Tensor:
+def permute(
+    count: int, *, seed: int, epoch: int, stream: int = Stream.ORDER, device: torch.device | str = "cpu"
+) -> Tensor:
     """The order of `count` samples in an epoch: a permutation that depends on seed and epoch alone."""
-    words = draw_words(torch.arange(count, device=device), seed=seed, epoch=epoch, stream=Stream.ORDER, words=2)
+    words = draw_words(torch.arange(count, device=device), seed=seed, epoch=epoch, stream=stream, words=2)
     # 63 bits, so that equal keys are as good as impossible; a stable sort settles them all the same everywhere.
     return torch.argsort((words[:, 0] << 31) | (words[:, 1] >> 1), stable=True)

@@ -7,7 +7,7 @@ is made. N samples, B in a batch, V views, S output side.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -41,16 +41,25 @@ class Resident:
     labels: Tensor  # [N] int64
     mean: Tensor  # [3], of pixels in [0, 1]
     std: Tensor
+    may_flip: bool = True
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def batches(
-        self, policy: Policy, *, batch_size: int, seed: int, epoch: int, views: int = 1, size: int | None = None
+        self,
+        policy: Policy,
+        *,
+        batch_size: int,
+        seed: int,
+        epoch: int,
+        views: int = 1,
+        size: int | None = None,
+        first: int = 0,
     ) -> Iterator[Batch]:
-        """The batches of one epoch in its own order; the last one may be smaller."""
+        """The batches of one epoch in its own order, from number `first` on; the last one may be smaller."""
         order = permute(len(self), seed=seed, epoch=epoch, device=self.pixels.device)
-        for samples in _split(order, batch_size):
+        for samples in _split(order, batch_size)[first:]:
             yield self.batch(samples, policy, seed=seed, epoch=epoch, views=views, size=size)
 
     def plain_batches(self, *, batch_size: int, size: int | None = None) -> Iterator[Batch]:
@@ -62,6 +71,9 @@ class Resident:
         self, samples: Tensor, policy: Policy, *, seed: int, epoch: int, views: int = 1, size: int | None = None
     ) -> Batch:
         """The batch of these samples [B], each view with a draw of its own."""
+        if views < 1:
+            raise UsageError(f"A sample has at least one view, not {views}.")
+        policy = policy if self.may_flip else replace(policy, flip_probability=0.0)
         stored = self.pixels[samples]
         height, width = stored.shape[2:]
         seen = []
@@ -85,16 +97,18 @@ def make_resident(
     """
     height, width = images.shape or (0, -1)
     if isinstance(images, ArrayImages) and height == width and size in (None, height):
-        array: Pixels = np.ascontiguousarray(images.pixels)
+        array: Pixels = images.as_array()
     elif size is None:
         raise UsageError("These images are not all squares of one size: say which size to bring them to.")
     else:
+        array = np.empty((len(images), size, size, 3), np.uint8)
         fitted = in_threads(lambda index: _fit(images[index], size), range(len(images)))
-        array = np.stack(list(track(fitted, "Decoding", len(images))))
-    pixels = torch.from_numpy(array).to(device).permute(0, 3, 1, 2).contiguous()
+        for index, pixels in enumerate(track(fitted, "Decoding", len(images))):
+            array[index] = pixels
+    stored = torch.from_numpy(array).to(device).permute(0, 3, 1, 2).contiguous()
     labels = torch.from_numpy(images.labels).to(device)
-    mean, std = (like.mean, like.std) if like is not None else measure(pixels)
-    return Resident(pixels, labels, mean.to(device), std.to(device))
+    mean, std = (like.mean, like.std) if like is not None else measure(stored)
+    return Resident(stored, labels, mean.to(device), std.to(device), images.may_flip)
 
 
 def measure(pixels: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,7 +116,9 @@ def measure(pixels: Tensor) -> tuple[Tensor, Tensor]:
     values = torch.arange(256, dtype=torch.float64) / 255
     means, deviations = [], []
     for channel in pixels.unbind(1):
-        counts = torch.bincount(channel.flatten().long(), minlength=256).double().cpu()
+        counts = torch.zeros(256, dtype=torch.float64)
+        for part in channel.split(4096):  # counting needs 8 bytes a pixel for a while
+            counts += torch.bincount(part.flatten().long(), minlength=256).cpu()
         mean = (counts * values).sum() / counts.sum()
         means.append(mean)
         deviations.append(((counts * (values - mean) ** 2).sum() / counts.sum()).sqrt())

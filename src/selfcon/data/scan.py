@@ -20,7 +20,7 @@ def in_threads(work: Callable[[In], Out], items: Iterable[In]) -> Iterator[Out]:
         try:
             for item in items:
                 waiting.append(pool.submit(work, item))
-                if len(waiting) > 8 * threads:
+                if len(waiting) > 2 * threads:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()

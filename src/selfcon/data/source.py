@@ -19,6 +19,7 @@ class Images(ABC):
     """The samples of one split. Indexing decodes one image: uint8 [H, W, 3]."""
 
     labels: Labels
+    may_flip: bool  # digits and letters must not be mirrored
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -42,25 +43,35 @@ class Images(ABC):
 
 @dataclass(eq=False)
 class ArrayImages(Images):
-    """Images of one size in one array, in memory or mapped from a file."""
+    """Images of one size in one array, in memory or mapped from a file; `rows` are those of the array that count."""
 
-    pixels: Pixels  # [N, H, W, 3]
-    labels: Labels
+    pixels: Pixels  # [M, H, W, 3]
+    labels: Labels  # [N]
     name: str
+    may_flip: bool = True
+    rows: Labels | None = None  # [N]; None is all, in order
 
     @property
     def shape(self) -> tuple[int, int] | None:
         return int(self.pixels.shape[1]), int(self.pixels.shape[2])
 
+    def as_array(self) -> Pixels:
+        """All images, [N, H, W, 3]; a copy where only some rows count."""
+        return self.pixels if self.rows is None else self.pixels[self.rows]
+
     def __getitem__(self, index: int) -> Pixels:
-        pixels: Pixels = self.pixels[index]
+        pixels: Pixels = self.pixels[self._row(index)]
         return pixels
 
     def take(self, indices: Labels) -> Self:
-        return type(self)(self.pixels[indices], self.labels[indices], self.name)
+        rows = indices if self.rows is None else self.rows[indices]
+        return replace(self, labels=self.labels[indices], rows=rows)
 
     def describe(self, index: int) -> str:
-        return f"{self.name}[{index}]"
+        return f"{self.name}[{self._row(index)}]"
+
+    def _row(self, index: int) -> int:
+        return int(index if self.rows is None else self.rows[index])
 
 
 @dataclass(eq=False)
@@ -69,12 +80,13 @@ class FileImages(Images):
 
     paths: Sequence[Path]
     labels: Labels
+    may_flip: bool = True
 
     def __getitem__(self, index: int) -> Pixels:
         return read_image(self.paths[index])
 
     def take(self, indices: Labels) -> Self:
-        return type(self)([self.paths[index] for index in indices], self.labels[indices])
+        return replace(self, paths=[self.paths[index] for index in indices], labels=self.labels[indices])
 
     def describe(self, index: int) -> str:
         return str(self.paths[index])
@@ -89,7 +101,11 @@ class Source:
     train: Images
     test: Images
     val: Images | None = None
-    may_flip: bool = True  # digits and letters must not be mirrored
+
+    @property
+    def may_flip(self) -> bool:
+        """Whether mirroring leaves an image what it is."""
+        return self.train.may_flip
 
     def splits(self) -> dict[str, Images]:
         """Every split by its name, in the order train, val, test."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import lzma
+import math
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,7 +18,11 @@ from selfcon.data.packed import is_packed, load_packed
 from selfcon.data.source import ArrayImages, Source, check_source
 from selfcon.data.splits import hold_out
 from selfcon.data.unreadable import drop_unreadable
-from selfcon.errors import DataError, InputMissingError, UnsafeError, unknown_name
+from selfcon.errors import DataError, InputMissingError, SelfconError, UnsafeError, UsageError, unknown_name
+
+_ARRAYS = ("x_train", "y_train", "x_test", "y_test", "classes")
+_BROKEN_ZIP = (zipfile.BadZipFile, zlib.error, lzma.LZMAError)
+_ALWAYS_UNPACKED, _MOST_COMPRESSED = 1 << 30, 200  # bytes; beyond them, what is unpacked over what is there
 
 BadImages = Literal["error", "skip"]
 _BY_NAME = ("digits", "tiny-imagenet", "imagenet", "imagenet100", *NAMED)
@@ -53,13 +60,16 @@ def _find(
     download: bool,
     problems: list[str] | None,
 ) -> Source:
-    name, path = str(data), Path(data)
+    name, path = ("" if isinstance(data, Path) else data), Path(data)  # a Path is never a name
+    if class_list is not None and name not in ("imagenet", "imagenet100"):
+        raise UsageError(f"A class list goes with imagenet or imagenet100, not with {data}.")
     if name == "digits":
         return _load_digits()
     if name == "tiny-imagenet":
-        return load_tiny_imagenet(root)
+        return load_tiny_imagenet(root, problems)
     if name in ("imagenet", "imagenet100"):
-        return load_imagenet(root, name=name, class_list=None if class_list is None else Path(class_list))
+        chosen = None if class_list is None else Path(class_list)
+        return load_imagenet(root, name=name, class_list=chosen, problems=problems)
     if name in NAMED:
         return load_named(name, root, download=download)
     if path.is_dir():
@@ -68,10 +78,10 @@ def _find(
 
 
 def _load_file(path: Path) -> Source:
-    if path.is_file() and path.suffix.lower() == ".npz":
-        return _load_npz(path)
     if path.is_file() and is_packed(path):
         return load_packed(path)
+    if path.is_file() and path.suffix.lower() == ".npz":
+        return _load_npz(path)
     if path.is_file():
         raise DataError(f"{path} is neither an .npz nor a file that `selfcon data pack` wrote.")
     if path.suffix or len(path.parts) > 1:
@@ -94,9 +104,9 @@ def _load_digits() -> Source:
     pixels = grey_to_rgb(larger[:, 0].round().to(torch.uint8).numpy())
     labels = np.asarray(digits.target, dtype=np.int64)
     kept, held = hold_out(labels, _DIGITS_TEST, seed=0)
-    every = ArrayImages(pixels, labels, "digits")
+    every = ArrayImages(pixels, labels, "digits", may_flip=False)
     classes = tuple(str(digit) for digit in range(10))
-    return Source("digits", classes, train=every.take(kept), test=every.take(held), may_flip=False)
+    return Source("digits", classes, train=every.take(kept), test=every.take(held))
 
 
 def _load_npz(path: Path) -> Source:
@@ -112,32 +122,54 @@ def _load_npz(path: Path) -> Source:
             f"{path} has images of {x_train.shape[1:3]} to train with and of {x_test.shape[1:3]} to test on."
         )
     y_train, y_test = arrays["y_train"].astype(np.int64), arrays["y_test"].astype(np.int64)
-    if "classes" in arrays:
-        classes = tuple(str(name) for name in arrays["classes"].tolist())
-    else:
-        classes = tuple(str(label) for label in range(int(y_train.max()) + 1))
     return check_source(
         Source(
             name=path.stem,
-            classes=classes,
+            classes=_class_names(path, arrays.get("classes"), y_train),
             train=ArrayImages(x_train, y_train, f"{path} x_train"),
             test=ArrayImages(x_test, y_test, f"{path} x_test"),
         )
     )
 
 
+def _class_names(path: Path, classes: Any, y_train: Any) -> tuple[str, ...]:
+    if classes is None:
+        if int(y_train.max()) >= len(y_train):
+            raise DataError(f"{path} has the label {int(y_train.max())} in y_train, more than there are images.")
+        return tuple(str(label) for label in range(int(y_train.max()) + 1))
+    if classes.ndim != 1 or classes.dtype.kind not in "US":
+        raise DataError(f"{path} must hold classes as a row of texts, not {classes.dtype} {list(classes.shape)}.")
+    names = tuple(name.decode("utf-8", "replace") if isinstance(name, bytes) else name for name in classes.tolist())
+    if len(set(names)) < len(names):
+        raise DataError(f"{path} names a class twice.")
+    return names
+
+
 def _read_npz(path: Path) -> dict[str, Any]:
-    if not zipfile.is_zipfile(path):
-        raise DataError(f"{path} cannot be read as an .npz: it is no zip file.")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {key: file[key] for key in file.files}
-    except ValueError as error:
-        if "pickle" in str(error) or "Object arrays" in str(error):
-            raise UnsafeError(f"{path} holds Python objects, which can run code when they are read.") from error
-        raise DataError(f"{path} cannot be read as an .npz: {error}.") from error
-    except (OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} cannot be read as an .npz: {error}.") from error
+        with zipfile.ZipFile(path) as file:
+            present = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
+            return {key: _read_array(path, file, present[key]) for key in _ARRAYS if key in present}
+    except (OSError, EOFError, ValueError, RuntimeError, NotImplementedError, *_BROKEN_ZIP) as error:
+        if isinstance(error, SelfconError):
+            raise
+        raise DataError(f"{path} cannot be read as an .npz: {str(error).rstrip('.')}.") from error
+
+
+def _read_array(path: Path, file: zipfile.ZipFile, info: zipfile.ZipInfo) -> Any:
+    """One array, once its header agrees with its size and holds no Python objects; nothing is unpacked before that."""
+    if info.file_size > max(_ALWAYS_UNPACKED, _MOST_COMPRESSED * info.compress_size):
+        raise UnsafeError(f"{path} would unpack {info.compress_size:,} bytes of {info.filename} to {info.file_size:,}.")
+    with file.open(info) as member:
+        version = np.lib.format.read_magic(member)
+        read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        shape, _, dtype = read_header[version](member) if version in read_header else ((), False, np.dtype("V1"))
+        if dtype.hasobject:
+            raise UnsafeError(f"{path} holds Python objects, which can run code when they are read.")
+        if math.prod(shape) * dtype.itemsize != info.file_size - member.tell():
+            raise DataError(f"{path} has an array {info.filename} whose header does not fit its contents.")
+    with file.open(info) as member:
+        return np.lib.format.read_array(member, allow_pickle=False)
 
 
 def _check_arrays(path: Path, split: str, images: Any, labels: Any) -> None:
