@@ -16,7 +16,9 @@ $(READY): requirements.lock pyproject.toml
 	@touch $@
 
 demo: $(READY)
-	$(BIN)/python examples/digits.py
+	$(BIN)/selfcon fit --out runs/demo
+	@echo 'Try next: selfcon data check YOUR-FOLDER, then selfcon fit --data YOUR-FOLDER --image-size 64'
+	@echo '(selfcon is in $(BIN); selfcon fit --help tells more)'
 
 test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"

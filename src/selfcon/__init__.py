@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from selfcon.networks.multi_exit import Output as Output
     from selfcon.networks.registry import create_model as create_model
     from selfcon.networks.registry import list_models as list_models
+    from selfcon.workflows.evaluate import evaluate as evaluate
+    from selfcon.workflows.evaluate import knn as knn
+    from selfcon.workflows.fit import fit as fit
+    from selfcon.workflows.fit import pretrain as pretrain
+    from selfcon.workflows.fit import probe as probe
+    from selfcon.workflows.fit import train as train
 
 __version__ = "0.1.0.dev0"
 
@@ -41,6 +47,12 @@ _NAMES = {
     "Output": "selfcon.networks.multi_exit",
     "create_model": "selfcon.networks.registry",
     "list_models": "selfcon.networks.registry",
+    "evaluate": "selfcon.workflows.evaluate",
+    "knn": "selfcon.workflows.evaluate",
+    "fit": "selfcon.workflows.fit",
+    "pretrain": "selfcon.workflows.fit",
+    "probe": "selfcon.workflows.fit",
+    "train": "selfcon.workflows.fit",
 }
 __all__ = list(_NAMES)
 __getattr__, __dir__ = attach(__name__, _NAMES)

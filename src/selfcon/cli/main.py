@@ -1,6 +1,7 @@
 """The application: a table of verbs, and the one place where errors become sentences and exit codes.
 
 A verb is a module with `add_arguments(parser)` and `run(options) -> exit code`; only the one asked for is imported.
+Those that take settings are given the words that are no flags, too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,13 @@ from selfcon.errors import SelfconError, SelfconWarning, UsageError, printable, 
 _OUT_OF_MEMORY = 78
 
 VERBS = {
+    "fit": ("selfcon.cli.fit", "train, probe every exit and their ensemble, write a report: the main job"),
+    "pretrain": ("selfcon.cli.pretrain", "train an encoder by a contrastive method"),
+    "probe": ("selfcon.cli.probe", "train linear classifiers on a pretrained run"),
+    "train": ("selfcon.cli.train", "train encoder and classifier together"),
+    "evaluate": ("selfcon.cli.evaluate", "accuracy of a run on any split, by exit"),
+    "knn": ("selfcon.cli.knn", "accuracy of the nearest neighbours in a run's features"),
+    "doctor": ("selfcon.cli.doctor", "what this machine has, and what to expect of given data and settings"),
     "data check": ("selfcon.cli.data_check", "read every image of a data set and tell what is wrong with it"),
     "data pack": ("selfcon.cli.data_pack", "decode a data set once into a file that opens at once"),
 }
@@ -57,7 +65,10 @@ def run(arguments: list[str]) -> int:
     module = import_module(VERBS[verb][0])
     parser = Parser(prog=f"selfcon {verb}", description=module.__doc__)
     module.add_arguments(parser)
-    code: int = module.run(parser.parse(rest))
+    if getattr(module, "takes_settings", False):
+        code: int = module.run(*parser.parse_known_args(rest))
+    else:
+        code = module.run(parser.parse(rest))
     return code
 
 

@@ -1,0 +1,49 @@
+"""Train a network, probe every exit and their ensemble, and write a report. The main job.
+
+example: selfcon fit                                     (handwritten digits, under a minute)
+         selfcon fit --data my-birds --image-size 64 --epochs 50 --out runs/birds
+The same command again goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from selfcon.cli.parsing import Parser
+from selfcon.cli.results import show_result
+from selfcon.cli.settings import add_settings, default_folder, read_settings, show_all_settings
+
+VERB = "fit"
+takes_settings = True
+
+
+def add_arguments(parser: Parser) -> None:
+    add_settings(parser)
+
+
+def run(options: argparse.Namespace, unknown: list[str]) -> int:
+    if options.help_all:
+        show_all_settings()
+        return 0
+    return run_training(options, unknown, VERB)
+
+
+def run_training(options: argparse.Namespace, unknown: list[str], verb: str) -> int:
+    """Shared by the verbs that train: fit, pretrain, train."""
+    given = read_settings(options, unknown)
+    from selfcon import workflows
+    from selfcon.workflows.task import collect_settings
+
+    settings = collect_settings(options.recipe, given)
+    out = options.out or default_folder(settings)
+    work = getattr(workflows, verb)
+    result = work(
+        out=out,
+        recipe=options.recipe,
+        device=options.device,
+        overwrite=options.overwrite,
+        log=[name for name in options.log.split(",") if name],
+        **given,
+    )
+    show_result(result, out, as_json=options.json)
+    return 0

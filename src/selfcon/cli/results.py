@@ -1,0 +1,32 @@
+"""How results are shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from selfcon.cli.parsing import print_json
+
+
+def show_result(result: dict[str, Any], folder: Path, *, as_json: bool) -> None:
+    """The accuracy by exit and where the report is; or everything as JSON."""
+    if as_json:
+        print_json(result)
+        return
+    if result.get("already_done"):
+        print(f"{folder} is done already; --overwrite starts anew.")
+    if "accuracy" in result:
+        print("\n".join(accuracy_lines(result["accuracy"])))
+        print(f"Report: {folder / 'report.html'}")
+    else:
+        print(f"The encoder is in {folder}; next: selfcon probe {folder}")
+
+
+def accuracy_lines(accuracy: dict[str, dict[str, float]]) -> list[str]:
+    """A table: a row an exit."""
+    columns = {"top1": "top 1", "top5": "top 5", "train_top1": "training images"}
+    shown = [key for key in columns if any(key in values for values in accuracy.values())]
+    lines = ["accuracy, %".ljust(14) + "".join(f"{columns[key]:>17s}" for key in shown)]
+    for name, values in accuracy.items():
+        lines.append(f"  {name:12s}" + "".join(f"{values[key]:17.1f}" if key in values else " " * 17 for key in shown))
+    return lines

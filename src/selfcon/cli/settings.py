@@ -1,0 +1,100 @@
+"""Options of the verbs that train: the common settings as short flags, every other one by its dotted name."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from selfcon.cli.parsing import Parser
+from selfcon.errors import UsageError, unknown_name
+
+FLAGS = {
+    # flag: (setting, type, what --help says)
+    "--data": ("data", str, "name, folder, .npz or packed file"),
+    "--data-root": ("data_root", str, "where named data sets lie"),
+    "--class-list": ("class_list", str, "for imagenet100"),
+    "--val-fraction": ("val_fraction", float, "share of train held out for choices"),
+    "--bad-images": ("bad_images", str, "error, or skip up to 0.1 %%"),
+    "--image-size": ("image_size", int, "side in pixels"),
+    "--model": ("model", str, "a network of selfcon or timm"),
+    "--width": ("width", float, "share of its channels"),
+    "--exits": ("exits", str, "such as 2:fc or 1:fc,2:same"),
+    "--method": ("method", str, "selfcon, supcon, ce, ..."),
+    "--epochs": ("epochs", int, "of the pretraining"),
+    "--batch-size": ("batch_size", int, "images in a step"),
+    "--lr": ("lr", float, "learning rate"),
+    "--seed": ("seed", int, ""),
+}
+
+
+def add_settings(parser: Parser) -> None:
+    """The common flags, short enough for a screen."""
+    for flag, (setting, kind, text) in FLAGS.items():
+        parser.add_argument(flag, dest=setting, type=kind, metavar=kind.__name__.upper(), default=None, help=text)
+    parser.add_argument("--recipe", metavar="NAME", help="defaults of an experiment of the paper, or a FILE.yaml")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the run folder (default: runs/DATA-MODEL-METHOD)")
+    parser.add_argument("--overwrite", action="store_true", help="start anew in that folder")
+    add_running(parser)
+    parser.add_argument("--help-all", action="store_true", help="show every setting")
+
+
+def add_running(parser: Parser) -> None:
+    """What every verb takes that runs a network."""
+    parser.add_argument("--device", default="auto", metavar="STR", help="cpu, cuda, cuda:1, ... (default: auto)")
+    parser.add_argument("--log", default="", metavar="STR", help="tensorboard, wandb")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
+
+
+def read_settings(options: argparse.Namespace, unknown: list[str]) -> dict[str, Any]:
+    """The settings that were given, by dotted name."""
+    from selfcon.config import NAMES
+
+    given = {setting: getattr(options, setting) for setting, _, _ in FLAGS.values()}
+    given = {setting: value for setting, value in given.items() if value is not None}
+    words = list(unknown)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--"):
+            raise UsageError(f"No option takes the word {word!r}.")
+        name, equals, value = word.removeprefix("--").partition("=")
+        if name not in NAMES and not name.startswith("model_options."):
+            raise unknown_name("option", f"--{name}", [*FLAGS, *(f"--{each}" for each in NAMES if "." in each)])
+        if not equals:
+            if not words:
+                raise UsageError(f"--{name} needs a value.")
+            value = words.pop(0)
+        given[name] = parse_value(value)
+    return given
+
+
+def parse_value(text: str) -> Any:
+    """A value as YAML would read it: numbers, true, null, [lists]; everything else is text."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    if isinstance(value, str):  # YAML wants a dot in 1e-4
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def show_all_settings() -> None:
+    """Every setting with its default."""
+    from selfcon.config import Settings, flatten
+
+    flags = {setting: flag for flag, (setting, _, _) in FLAGS.items()}
+    for name, value in flatten(Settings().model_dump(mode="json")).items():
+        sys.stdout.write(f"  {flags.get(name, '--' + name):32s}{value}\n")
+
+
+def default_folder(settings: Any) -> Path:
+    """Where a run goes that was not told."""
+    name = Path(settings.data).stem or settings.data
+    return Path("runs") / f"{name}-{settings.model}-{settings.method}"

@@ -1,0 +1,223 @@
+"""The settings of a run: everything that decides its result, validated, in YAML and by dotted names.
+
+What does not decide the result (device, output folder, logging) is not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from selfcon.errors import InputMissingError, UsageError, unknown_name
+
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """Settings that belong together. They cannot be changed, and unknown ones are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
+
+
+class Optim(Section):
+    """The optimiser. `weight_decay=None`: 0.05 for AdamW, 1e-4 for the others. `clip_norm` bounds the whole gradient.
+
+    AdamW is the default because the paper's SGD takes thousands of steps to leave the point where all features are
+    equal, which is where aligning the exits leads first; the recipes of the paper use SGD.
+    """
+
+    name: Literal["sgd", "adamw", "lars"] = "adamw"
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    nesterov: bool = False
+    weight_decay: NotNegative | None = None
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    clip_norm: Positive | None = None
+
+
+class Schedule(Section):
+    """How the learning rate moves. `warmup_epochs=None`: 10 for batches of 1024 or more, none for smaller ones."""
+
+    kind: Literal["cosine", "step", "constant"] = "cosine"
+    warmup_epochs: Annotated[int, Field(ge=0)] | None = None
+    warmup_from: NotNegative = 0.01
+    floor: Share = 1e-3
+    milestones: tuple[Share, ...] = (0.6, 0.8)
+    gamma: Share = 0.1
+
+
+class Loss(Section):
+    """`base_temperature=0.07` is the scale of the paper's code, with which its learning rates were found."""
+
+    temperature: Annotated[float, Field(ge=1e-6)] = 0.1
+    alpha: NotNegative = 1.0
+    base_temperature: Annotated[float, Field(ge=1e-6)] | None = None
+    implementation: str = "auto"
+
+
+class Augment(Section):
+    """Which policy, the least and largest share of an image that a crop takes, and whether it may be mirrored."""
+
+    policy: str = "standard"
+    scale: tuple[Share, Share] = (0.2, 1.0)
+    flip: bool = True
+
+
+class Probe(Section):
+    """Linear classifiers on the frozen encoder. `epochs=None`: 100, but at most 10 times those of the pretraining."""
+
+    epochs: Count | None = None
+    batch_size: Count = 512
+    lr: Positive = 3.0
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    weight_decay: NotNegative = 0.0
+    augment: Augment = Augment(policy="simple")
+    schedule: Schedule = Schedule(kind="step", warmup_epochs=0)
+
+
+class Watch(Section):
+    """kNN accuracy of the backbone on a sample of the held-out (or training) images, every few epochs; 0 is never."""
+
+    knn_every: Annotated[int, Field(ge=0)] = 10
+    knn_samples: Count = 1000
+
+
+class Settings(Section):
+    """Everything that decides the result of a run."""
+
+    data: str = "digits"
+    data_root: str = "data"
+    class_list: str | None = None
+    bad_images: Literal["error", "skip"] = "error"
+    val_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    image_size: Count | None = None
+
+    model: str = "resnet18"
+    width: Positive = 1.0
+    stem: Literal["small", "small-pool", "large"] | None = None
+    exits: str = "2:fc"
+    projection_dim: Count = 128
+    model_options: dict[str, Any] = {}
+
+    method: str = "selfcon"
+    epochs: Count = 100
+    batch_size: Count = 256
+    lr: Positive | None = None
+    seed: int = 0
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    ema: Annotated[float, Field(ge=0, lt=1)] | None = None
+    keep_epochs: tuple[Count, ...] = ()
+
+    optim: Optim = Optim()
+    schedule: Schedule = Schedule()
+    loss: Loss = Loss()
+    augment: Augment = Augment()
+    probe: Probe = Probe()
+    watch: Watch = Watch()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Settings:
+        if late := [epoch for epoch in self.keep_epochs if epoch > self.epochs]:
+            raise ValueError(f"keep_epochs asks for epoch {late[0]}, and there are {self.epochs}")
+        return self
+
+    @property
+    def learning_rate(self) -> float:
+        """The one given; else 3e-3 for AdamW, and for the others the paper's for the batch."""
+        if self.lr is not None:
+            return self.lr
+        return 3e-3 if self.optim.name == "adamw" else 0.5 * self.batch_size / 1024
+
+    @property
+    def probe_epochs(self) -> int:
+        """How long the linear classifiers are trained."""
+        return self.probe.epochs or min(100, 10 * self.epochs)
+
+
+def make_settings(*layers: Mapping[str, Any]) -> Settings:
+    """Settings from layers of dotted names and values, later ones over earlier ones; all mistakes in one error."""
+    tree: dict[str, Any] = {}
+    wrong: list[str] = []
+    for layer in layers:
+        for name, value in flatten(layer).items():
+            if name not in NAMES and not name.startswith("model_options."):
+                wrong.append(str(unknown_name("setting", name, NAMES)).rstrip("."))
+                continue
+            place = tree
+            *sections, last = name.split(".")
+            for section in sections:
+                place = place.setdefault(section, {})
+            place[last] = value
+    try:
+        settings = Settings.model_validate(tree)
+    except ValidationError as error:
+        wrong += [_describe(each) for each in error.errors()]
+    if wrong:
+        raise UsageError("; ".join(wrong) + ".")
+    return settings
+
+
+def _describe(error: Any) -> str:
+    name = ".".join(str(part) for part in error["loc"] if part not in ("function-after", "constrained-int"))
+    message = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    return f"{name} {message}, not {error['input']!r}" if name else message
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as dotted names; `model_options` keeps its own names below it."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{name}.")
+        elif not isinstance(value, Mapping):
+            flat[name] = value
+    return flat
+
+
+def _names(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _names(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+NAMES = tuple(_names(Settings))
+"""Every setting by its dotted name."""
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file of settings. Tags that would build Python objects are refused."""
+    if not path.is_file():
+        raise InputMissingError(f"There is no file {path}.")
+    try:
+        tree = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        where = f", line {error.problem_mark.line + 1}" if getattr(error, "problem_mark", None) else ""  # type: ignore[attr-defined]
+        raise UsageError(f"{path}{where} is not plain YAML: {getattr(error, 'problem', error)}.") from error
+    if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
+        raise UsageError(f"{path} must hold settings by name.")
+    return tree
+
+
+def write_yaml(settings: Settings) -> str:
+    """All settings, as `read_yaml` reads them."""
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def differences(old: Settings, new: Settings) -> list[str]:
+    """The settings that differ, each as `name: old -> new`."""
+    before, after = flatten(old.model_dump(mode="json")), flatten(new.model_dump(mode="json"))
+    return [
+        f"{name}: {before.get(name)!r} -> {after.get(name)!r}"
+        for name in sorted({*before, *after})
+        if before.get(name) != after.get(name)
+    ]

@@ -1,0 +1,87 @@
+"""Accuracy of every exit and of their ensemble, the equal-weight mean of all exits' logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from selfcon.data.resident import Resident
+from selfcon.networks.multi_exit import MultiExitNetwork
+
+ENSEMBLE = "ensemble"
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Logits [N, C] by exit (the ensemble's among them) and labels [N], on the CPU."""
+
+    logits: dict[str, Tensor]
+    labels: Tensor
+
+    def top(self, k: int) -> dict[str, float]:
+        """Percent of samples whose label is among the k likeliest, by exit; for k of more than the classes, nothing."""
+        classes = next(iter(self.logits.values())).shape[1]
+        if k > classes:
+            return {}
+        return {
+            name: 100 * float((logits.topk(k, dim=1).indices == self.labels[:, None]).any(1).double().mean())
+            for name, logits in self.logits.items()
+        }
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """The module in evaluation mode, without gradients; afterwards as it was."""
+    was_training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        module.train(was_training)
+
+
+def predict(net: MultiExitNetwork, data: Resident, *, batch_size: int = 512, size: int | None = None) -> Predictions:
+    """What every exit's classifier says of every sample, in the stored order."""
+    parts: dict[str, list[Tensor]] = {name: [] for name in net.names}
+    with evaluating(net):
+        for batch in data.plain_batches(batch_size=batch_size, size=size):
+            for name, logits in net(batch.images).logits.items():
+                parts[name].append(logits.float().cpu())
+    joined = {name: torch.cat(values) for name, values in parts.items()}
+    return Predictions(with_ensemble(joined), data.labels.cpu())
+
+
+def with_ensemble(logits: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The logits by exit and their mean."""
+    return {**logits, ENSEMBLE: torch.stack(list(logits.values())).mean(0)}
+
+
+def embed(
+    net: MultiExitNetwork, data: Resident, *, batch_size: int = 512, size: int | None = None
+) -> dict[str, Tensor]:
+    """Features [N, D] of every sample by exit, in the stored order, on the CPU."""
+    parts: dict[str, list[Tensor]] = {name: [] for name in net.names}
+    with evaluating(net):
+        for batch in data.plain_batches(batch_size=batch_size, size=size):
+            for name, features in net(batch.images).features.items():
+                parts[name].append(features.float().cpu())
+    return {name: torch.cat(values) for name, values in parts.items()}
+
+
+def summarise(test: Predictions, train: Predictions | None = None) -> dict[str, dict[str, float]]:
+    """By exit: top1 and top5 (where there are 6 classes or more) of the test set, top1 of the training set."""
+    top1, top5 = test.top(1), test.top(5) if next(iter(test.logits.values())).shape[1] > 5 else {}
+    train_top1 = {} if train is None else train.top(1)
+    table: dict[str, dict[str, float]] = {}
+    for name in top1:
+        table[name] = {"top1": top1[name]}
+        if name in top5:
+            table[name]["top5"] = top5[name]
+        if name in train_top1:
+            table[name]["train_top1"] = train_top1[name]
+    return table

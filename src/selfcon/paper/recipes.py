@@ -1,0 +1,115 @@
+"""Recipes: the settings of the paper's experiments by name, DATA-NETWORK-METHOD, put together from `recipes.yaml`.
+
+A recipe of one's own is a YAML file of settings; `recipe: NAME` in it builds on another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from selfcon.config import flatten, read_yaml
+from selfcon.errors import unknown_name
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings by dotted name, and what to expect of them."""
+
+    name: str
+    settings: Mapping[str, Any]
+    expected: str = "not reported in the paper"
+    cost: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def command(self) -> str:
+        return f"selfcon fit --recipe {self.name}"
+
+    def describe(self) -> str:
+        """As a YAML file that opens with what to expect."""
+        head = [f"# expected: {self.expected}", f"# cost: {self.cost}", f"# command: {self.command}"]
+        head += [f"# {note}" for note in self.notes]
+        return "\n".join(head) + "\n" + yaml.safe_dump(dict(self.settings), sort_keys=False)
+
+
+def list_recipes() -> list[str]:
+    """Every recipe by name."""
+    book = _book()
+    paper = [
+        f"{data}-{network}-{method}"
+        for data, entry in book["data"].items()
+        for network in entry["networks"]
+        for method in book["methods"]
+        if method in entry.get("methods", book["methods"])
+    ]
+    return sorted([*book["own"], *paper])
+
+
+def load_recipe(name: str) -> Recipe:
+    """The recipe of that name, or in that YAML file."""
+    if name.endswith((".yaml", ".yml")):
+        tree = read_yaml(Path(name))
+        base = tree.pop("recipe", None)
+        below = load_recipe(str(base)).settings if base is not None else {}
+        return Recipe(name, {**below, **flatten(tree)})
+    if name not in list_recipes():
+        raise unknown_name("recipe", name, list_recipes())
+    book = _book()
+    if name in book["own"]:
+        own = book["own"][name]
+        return Recipe(name, flatten(own["settings"]), own["expected"], own["cost"])
+    data = max((key for key in book["data"] if name.startswith(f"{key}-")), key=len)
+    network = max(
+        (key for key in book["data"][data]["networks"] if name[len(data) + 1 :].startswith(f"{key}-")), key=len
+    )
+    method = name[len(data) + len(network) + 2 :]
+    return _compose(name, data, network, method)
+
+
+def _compose(name: str, data: str, network: str, method: str) -> Recipe:
+    """Later parts over earlier ones: all, the data set, its network, the method's kind, the method, exceptions."""
+    book = _book()
+    kind = next(kind for kind, members in book["kinds"].items() if method in members)
+    scale = book["data"][data]["scale"]
+    parts = [
+        book["all"],
+        book["scales"][scale]["settings"],
+        {"data": data},
+        book["data"][data].get("settings", {}),
+        book["networks"][network],
+        book["data"][data]["networks"][network] or {},
+        book["scales"][scale]["kinds"].get(kind, {}),
+        book["methods"][method] or {},
+        {"model": network, "method": method},
+        *(entry["settings"] for entry in book["exceptions"] if _matches(entry["where"], data, network, method)),
+    ]
+    settings: dict[str, Any] = {}
+    for part in parts:
+        settings |= flatten(part)
+    # The paper's learning rates are for a batch of its own; --batch-size scales them.
+    reference = settings.pop("lr_batch", settings["batch_size"])
+    settings["lr"] = settings["lr"] * settings["batch_size"] / reference
+    accuracy = book["expected"].get(f"{data}-{network}", {}).get(method)
+    return Recipe(
+        name,
+        settings,
+        expected="not reported in the paper" if accuracy is None else f"{accuracy} % (backbone, linear evaluation)",
+        cost=f"{settings['epochs']} epochs of {book['data'][data]['images']:,} images",
+    )
+
+
+def _matches(where: Mapping[str, Any], data: str, network: str, method: str) -> bool:
+    facts = {"data": data, "network": network, "method": method}
+    return all(facts[key] in values for key, values in where.items())
+
+
+@cache
+def _book() -> Any:
+    return yaml.safe_load(files("selfcon.paper").joinpath("recipes.yaml").read_text())

@@ -1,0 +1,96 @@
+"""Pictures of a report, as data that can stand inside the page."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import Tensor
+
+_GREY = "#808080"  # legible on light and on dark
+
+
+def draw_curves(metrics: list[dict[str, Any]]) -> str:
+    """Loss (and kNN accuracy, where it was measured) over the epochs of every stage."""
+    stages = list(dict.fromkeys(line["stage"] for line in metrics))
+
+    def draw(figure: Figure) -> None:
+        for place, stage in enumerate(stages, start=1):
+            lines = [line for line in metrics if line["stage"] == stage]
+            axes = figure.add_subplot(1, len(stages), place)
+            axes.plot([line["epoch"] for line in lines], [line["loss"] for line in lines], color="#3b82f6")
+            axes.set_title(stage, color=_GREY)
+            axes.set_xlabel("epoch")
+            axes.set_ylabel("loss")
+            measured = [line for line in lines if "knn" in line]
+            if measured:
+                right = axes.twinx()
+                right.plot(
+                    [line["epoch"] for line in measured], [line["knn"] for line in measured], "o-", color="#f59e0b"
+                )
+                right.set_ylabel("kNN accuracy, %", color="#f59e0b")
+
+    return _as_png(draw, (4.6 * len(stages), 2.9))
+
+
+def draw_map(features: Tensor, labels: Tensor, classes: tuple[str, ...], seed: int) -> str:
+    """Features [N, D] on a plane by t-SNE, coloured by label; few classes are named where they lie."""
+    from sklearn.manifold import TSNE
+
+    perplexity = min(30.0, (len(features) - 1) / 3)
+    plane = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(features.numpy())
+    colours = mpl.colormaps["tab20" if len(classes) <= 20 else "gist_ncar"]
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        axes.scatter(plane[:, 0], plane[:, 1], s=7, c=labels.numpy(), cmap=colours, linewidths=0)
+        axes.set_axis_off()
+        for label in labels.unique().tolist() if len(classes) <= 20 else ():
+            middle = np.median(plane[labels.numpy() == label], axis=0)
+            # Dollar signs would be read as mathematics.
+            axes.annotate(classes[label].replace("$", r"\$"), middle, color=_GREY, ha="center", fontsize=11)
+
+    return _as_png(draw, (4.6, 4.6))
+
+
+def thumbnail(pixels: Tensor, side: int = 64) -> str:
+    """An image [3, H, W], uint8, as a small PNG."""
+    image = Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).numpy()))
+    return _data_uri(
+        _png(image.resize((side, side), Image.Resampling.NEAREST if image.width < side else Image.Resampling.LANCZOS))
+    )
+
+
+def _as_png(draw: Callable[[Figure], None], size: tuple[float, float]) -> str:
+    figure = Figure(figsize=size, layout="constrained")
+    with mpl.rc_context({"text.color": _GREY, "axes.labelcolor": _GREY, "xtick.color": _GREY, "ytick.color": _GREY}):
+        draw(figure)
+    for axes in figure.axes:
+        axes.patch.set_alpha(0)
+        for spine in axes.spines.values():
+            spine.set_color(_GREY)
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", dpi=130, transparent=True)
+    return _data_uri(buffer.getvalue())
+
+
+def _png(image: Image.Image) -> bytes:
+    buffer = BytesIO()
+    image.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def _data_uri(data: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def spread(count: int, most: int) -> Tensor:
+    """Indices of at most `most` of `count` samples, evenly over their order."""
+    return torch.arange(count) if count <= most else torch.linspace(0, count - 1, most).long()

@@ -1,0 +1,1 @@
+"""The training loop and what it stands on: schedule, optimisers, checkpoints, the run folder."""

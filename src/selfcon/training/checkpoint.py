@@ -1,0 +1,120 @@
+"""Checkpoints that are whole or not there: staged beside, hashed, synchronised, renamed; two are kept.
+
+A checkpoint is a folder with `state.safetensors` (every tensor) and `state.json` (every number, and the hash of the
+former). No pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from selfcon.errors import SelfconWarning, StorageError
+
+_FORMAT = 1
+_KEPT = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a stage needs to go on: its tensors by name, and facts that JSON can hold."""
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+
+def save(folder: Path, name: str, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint of that name, and remove all but the newest two; names sort by age."""
+    target, staged = folder / name, folder / f".{name}.part"
+    data = save_tensors(_plain(checkpoint.tensors))
+    facts = {**checkpoint.facts, "format": _FORMAT, "sha256": hashlib.sha256(data).hexdigest()}
+    try:
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir(parents=True)
+        write_whole(staged / "state.safetensors", data)
+        write_whole(staged / "state.json", json.dumps(facts, indent=1).encode())
+        if target.exists():
+            shutil.rmtree(target)
+        staged.rename(target)
+        synchronise(folder)
+        for old in _names(folder)[:-_KEPT]:
+            shutil.rmtree(folder / old)
+    except OSError as error:
+        shutil.rmtree(staged, ignore_errors=True)
+        free = shutil.disk_usage(_existing(folder)).free
+        raise StorageError(
+            f"{target} cannot be written ({error.strerror or error}): "
+            f"it needs {len(data):,} bytes, and {free:,} are free."
+        ) from error
+    return target
+
+
+def load_newest(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole, None where there never was one; leftovers of a broken save are removed."""
+    if not folder.is_dir():
+        return None
+    for leftover in folder.glob(".*.part"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    names = _names(folder)
+    for name in reversed(names):
+        try:
+            return _read(folder / name)
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            warnings.warn(f"{folder / name} cannot be used ({error}); an older one is.", SelfconWarning, stacklevel=2)
+    if names:
+        raise StorageError(f"No checkpoint in {folder} can be read: start anew with --overwrite.")
+    return None
+
+
+def _read(path: Path) -> Checkpoint:
+    facts = json.loads((path / "state.json").read_text())
+    data = (path / "state.safetensors").read_bytes()
+    found = hashlib.sha256(data).hexdigest()
+    if facts["format"] != _FORMAT:
+        raise ValueError(f"it is of format {facts['format']}, and this version reads {_FORMAT}")
+    if found != facts["sha256"]:
+        raise ValueError(f"state.safetensors has the hash {found}, and {facts['sha256']} was written")
+    return Checkpoint(load_tensors(data), facts)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """A file that is on the disk when this returns; replaced at once where it was there."""
+    staged = path.with_name(f".{path.name}.part")
+    with staged.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    staged.replace(path)
+
+
+def synchronise(folder: Path) -> None:
+    """Make a rename in a folder last."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _existing(folder: Path) -> Path:
+    return folder if folder.exists() else _existing(folder.parent)

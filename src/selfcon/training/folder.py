@@ -1,0 +1,155 @@
+"""The run folder: what was asked, what happened, what came out. One process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import torch
+
+from selfcon.config import Settings, differences, make_settings, read_yaml, write_yaml
+from selfcon.errors import InputMissingError, StorageError, UsageError
+from selfcon.training.checkpoint import write_whole
+
+
+class RunFolder:
+    """A folder held by this process while it is open; leaving the `with` block lets go of it."""
+
+    def __init__(self, path: Path, lock: IO[str]) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def open(cls, path: str | Path, settings: Settings, *, verb: str, overwrite: bool = False) -> Self:
+        """The folder of a run with these settings, new or to be gone on with; others in it are refused."""
+        path = Path(path)
+        lock = _hold(path)
+        try:
+            run = cls(path, lock)
+            asked = path / "config.yaml"
+            if overwrite:
+                run._clear()
+            else:
+                _check_same_run(path, settings)
+            if not asked.exists():
+                write_whole(asked, write_yaml(settings).encode())
+                write_whole(path / "environment.json", json.dumps(describe_environment(verb), indent=1).encode())
+        except BaseException:
+            lock.close()
+            raise
+        return run
+
+    @classmethod
+    def reopen(cls, path: str | Path) -> tuple[Self, Settings]:
+        """The folder of an earlier run, and its settings."""
+        path = Path(path)
+        if not (path / "config.yaml").is_file():
+            raise InputMissingError(f"{path} holds no run: config.yaml is not there.")
+        settings = make_settings(read_yaml(path / "config.yaml"))
+        return cls(path, _hold(path)), settings
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.close()
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def write(self, name: str, content: str | bytes) -> Path:
+        """A file of the run, whole or not at all."""
+        try:
+            write_whole(self.path / name, content.encode() if isinstance(content, str) else content)
+        except OSError as error:
+            raise StorageError(f"{self.path / name} cannot be written ({error.strerror or error}).") from error
+        return self.path / name
+
+    def read_json(self, name: str) -> Any:
+        """A file of the run, or None where it is not there."""
+        path = self.path / name
+        return json.loads(path.read_text()) if path.is_file() else None
+
+    def write_metrics(self, lines: list[dict[str, Any]]) -> None:
+        """The whole of metrics.jsonl: a line an epoch."""
+        self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl so far."""
+        path = self.path / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+    def _clear(self) -> None:
+        for child in self.path.iterdir():
+            if child.name == ".lock":
+                continue
+            if child.is_dir() and not child.is_symlink():
+                shutil.rmtree(child)
+            else:
+                child.unlink()
+
+
+def _check_same_run(path: Path, settings: Settings) -> None:
+    asked = path / "config.yaml"
+    if asked.exists():
+        if changed := differences(make_settings(read_yaml(asked)), settings):
+            raise UsageError(
+                f"{path} holds a run with other settings ({'; '.join(changed)}): "
+                f"choose another --out, or start anew with --overwrite."
+            )
+    elif any(child.name != ".lock" for child in path.iterdir()):
+        raise UsageError(f"{path} is not empty and holds no run: choose another --out.")
+
+
+def _hold(path: Path) -> IO[str]:
+    """The lock of a folder, which is made if need be; refused before anything is done where it cannot be written."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / ".lock").open("a+")
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written ({error.strerror or error}).") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.seek(0)
+        holder = lock.read().strip() or "another process"
+        lock.close()
+        raise UsageError(f"{path} is in use by {holder}.") from error
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()} on {platform.node()}")
+    lock.flush()
+    return lock
+
+
+def describe_environment(verb: str) -> dict[str, Any]:
+    """What produced a run."""
+    return {
+        "verb": verb,
+        "selfcon": _version("selfcon"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {
+            name: _version(name) for name in ("torch", "torchvision", "timm", "numpy", "pillow", "safetensors")
+        },
+        "cpu_threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "command": sys.argv,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

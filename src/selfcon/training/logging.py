@@ -1,0 +1,67 @@
+"""Metrics for those who watch elsewhere: TensorBoard or Weights & Biases, if they are installed and asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from selfcon.errors import UsageError, unknown_name
+
+Line = dict[str, Any]
+LOGGERS = ("tensorboard", "wandb")
+
+
+def check_logs(names: Sequence[str]) -> None:
+    """Refuse loggers that nobody knows."""
+    for name in names:
+        if name not in LOGGERS:
+            raise unknown_name("logger", name, LOGGERS)
+
+
+def open_logs(names: Sequence[str], folder: Path, settings: dict[str, Any]) -> Callable[[Line], None] | None:
+    """A function that passes a line of metrics on to every logger that was asked for."""
+    check_logs(names)
+    writers = []
+    for name in names:
+        try:
+            writers.append(_tensorboard(folder) if name == "tensorboard" else _wandb(folder, settings))
+        except ImportError as error:
+            raise UsageError(f"--log {name} needs a package that is not there: pip install 'selfcon[log]'.") from error
+
+    def log(line: Line) -> None:
+        for write in writers:
+            write(line)
+
+    return log if writers else None
+
+
+def _numbers(line: Line) -> dict[str, float]:
+    values = {key: value for key, value in line.items() if isinstance(value, int | float) and key != "epoch"}
+    return {f"{line['stage']}/{key}": float(value) for key, value in values.items()}
+
+
+def _tensorboard(folder: Path) -> Callable[[Line], None]:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def write(line: Line) -> None:
+        for name, value in _numbers(line).items():
+            writer.add_scalar(name, value, line["epoch"])
+        writer.flush()
+
+    return write
+
+
+def _wandb(folder: Path, settings: dict[str, Any]) -> Callable[[Line], None]:
+    import wandb
+
+    run = wandb.init(
+        project="selfcon", name=folder.name, dir=str(folder), config=settings, resume="allow", id=folder.name
+    )
+
+    def write(line: Line) -> None:
+        run.log({**_numbers(line), "epoch": line["epoch"]})
+
+    return write

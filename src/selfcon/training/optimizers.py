@@ -1,0 +1,59 @@
+"""Optimisers by name: SGD as in the paper, AdamW, and LARS for large batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from selfcon.config import Optim
+
+
+def create_optimizer(parameters: Iterable[nn.Parameter], settings: Optim, lr: float) -> Optimizer:
+    """The optimiser that the settings name."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    decay = settings.weight_decay
+    if decay is None:
+        decay = 0.05 if settings.name == "adamw" else 1e-4
+    if settings.name == "adamw":
+        return AdamW(trained, lr=lr, betas=(settings.momentum, settings.beta2), weight_decay=decay)
+    if settings.name == "lars":
+        return LARS(trained, lr=lr, momentum=settings.momentum, weight_decay=decay)
+    return SGD(trained, lr=lr, momentum=settings.momentum, nesterov=settings.nesterov, weight_decay=decay)
+
+
+class LARS(Optimizer):
+    """SGD with momentum whose step is, for each matrix or kernel, in proportion to the length of its weights.
+
+    You, Gitman and Ginsburg (2017). Vectors (biases, normalisation) are neither scaled nor decayed.
+    """
+
+    def __init__(
+        self, params: Iterable[nn.Parameter], lr: float, *, momentum: float, weight_decay: float, trust: float = 1e-3
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update of all weights."""
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for weights in group["params"]:
+                if weights.grad is not None:
+                    self._update(weights, weights.grad, group)
+        return loss
+
+    def _update(self, weights: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        if weights.ndim > 1:
+            gradient = gradient + group["weight_decay"] * weights
+            lengths = weights.norm(), gradient.norm()
+            ratio = group["trust"] * lengths[0] / lengths[1]
+            gradient = gradient * torch.where((lengths[0] > 0) & (lengths[1] > 0), ratio, 1.0)
+        state = self.state[weights]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(weights)
+        state["momentum_buffer"].mul_(group["momentum"]).add_(gradient)
+        weights.sub_(state["momentum_buffer"], alpha=group["lr"])

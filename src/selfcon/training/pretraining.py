@@ -1,0 +1,107 @@
+"""Stage one: the encoder, by a contrastive method; or encoder and classifier together, by a one-stage method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from selfcon.config import Settings
+from selfcon.data.policies import Policy
+from selfcon.data.resident import Batch, Resident
+from selfcon.evaluation import knn
+from selfcon.evaluation.accuracy import evaluating
+from selfcon.losses.methods import Method
+from selfcon.networks.multi_exit import MultiExitNetwork
+from selfcon.training.loop import Stage
+
+
+class Pretraining(Stage):
+    """Trains the whole network with the method's loss."""
+
+    def __init__(
+        self,
+        net: MultiExitNetwork,
+        train: Resident,
+        held_out: Resident | None,
+        *,
+        method: Method,
+        settings: Settings,
+        policy: Policy,
+        size: int,
+        keep_encoder: Callable[[int, nn.Module], None],
+    ) -> None:
+        self.name = "pretrain" if method.stages == 2 else "train"
+        self.module = self.net = net
+        self.epochs, self.batch_size, self.samples = settings.epochs, settings.batch_size, len(train)
+        self.lr, self.optim, self.schedule = settings.learning_rate, settings.optim, settings.schedule
+        self.precision, self.ema, self.seed = settings.precision, settings.ema, settings.seed
+        self._train, self._held_out = train, held_out
+        self._method, self._settings, self._policy, self._size = method, settings, policy, size
+        self._keep_encoder = keep_encoder
+
+    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        self.net.train()
+        return self._train.batches(
+            self._policy,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            epoch=epoch,
+            views=self._method.views,
+            size=self._size,
+            first=first,
+        )
+
+    def loss(self, batch: Batch) -> Tensor:
+        images = batch.images.contiguous(memory_format=torch.channels_last)
+        settings = self._settings.loss
+        return self._method.loss_from_output(
+            self.net(images),
+            batch.labels,
+            temperature=settings.temperature,
+            alpha=settings.alpha,
+            base_temperature=settings.base_temperature,
+            implementation=settings.implementation,
+        )
+
+    def measure(self, epoch: int, module: nn.Module) -> dict[str, float]:
+        every = self._settings.watch.knn_every
+        if not every or ((epoch + 1) % every and epoch + 1 != self.epochs):
+            return {}
+        return {"knn": self._knn(module)}
+
+    def keep(self, epoch: int, module: nn.Module) -> None:
+        if epoch + 1 in self._settings.keep_epochs:
+            self._keep_encoder(epoch + 1, module)
+
+    def _knn(self, module: nn.Module) -> float:
+        """On samples that are spread evenly over the stored order; never on test images."""
+        count = self._settings.watch.knn_samples
+        if self._held_out is not None:
+            known, asked = _spread(self._train, count), _spread(self._held_out, count)
+            places = (self._train, known), (self._held_out, asked)
+        else:
+            both = _spread(self._train, 2 * count)
+            known, asked = both[::2], both[1::2]
+            places = (self._train, known), (self._train, asked)
+        with evaluating(module):
+            features = [
+                torch.cat(
+                    [module(part.images, upto="backbone").features["backbone"] for part in self._plain(data, samples)]
+                )
+                for data, samples in places
+            ]
+        labels = [data.labels[samples] for data, samples in places]
+        return knn.accuracy(features[1], labels[1], features[0], labels[0])
+
+    def _plain(self, data: Resident, samples: Tensor) -> Iterator[Batch]:
+        for part in samples.split(self.batch_size):
+            yield data.batch(part, Policy(), seed=0, epoch=0, size=self._size)
+
+
+def _spread(data: Resident, count: int) -> Tensor:
+    device = data.labels.device
+    if count >= len(data):
+        return torch.arange(len(data), device=device)
+    return torch.linspace(0, len(data) - 1, count, device=device).long()

@@ -1,0 +1,58 @@
+"""Stage two: linear classifiers on the frozen encoder, one for each exit, all from one forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from selfcon.config import Optim, Settings
+from selfcon.data.policies import Policy
+from selfcon.data.resident import Batch, Resident
+from selfcon.networks.multi_exit import MultiExitNetwork
+from selfcon.training.loop import Stage
+
+
+class Probing(Stage):
+    """Trains the classifiers alone. They share nothing, so the sum of their losses trains each as if by itself."""
+
+    def __init__(
+        self, net: MultiExitNetwork, train: Resident, *, classes: int, settings: Settings, policy: Policy, size: int
+    ) -> None:
+        probe = settings.probe
+        self.name = "probe"
+        self.net = net.requires_grad_(False).eval()
+        generator = torch.Generator().manual_seed(settings.seed)
+        self.module = nn.ModuleDict({name: _linear(net.width, classes, generator) for name in net.names})
+        self.module.to(train.pixels.device)
+        self.epochs, self.batch_size, self.samples = settings.probe_epochs, probe.batch_size, len(train)
+        self.lr, self.schedule, self.seed = probe.lr, probe.schedule, settings.seed
+        self.optim = Optim(name="sgd", momentum=probe.momentum, weight_decay=probe.weight_decay)
+        self._train, self._policy, self._size = train, policy, size
+        self._precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(settings.precision)
+
+    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        # Epochs of the probe continue those of the pretraining's draws nowhere: another seed keeps them apart.
+        return self._train.batches(
+            self._policy, batch_size=self.batch_size, seed=self.seed + 1, epoch=epoch, size=self._size, first=first
+        )
+
+    def loss(self, batch: Batch) -> Tensor:
+        with torch.no_grad(), torch.autocast(self._device, dtype=self._precision, enabled=self._precision is not None):
+            features = self.net(batch.images.contiguous(memory_format=torch.channels_last)).features
+        losses = [cross_entropy(self.module[name](features[name].float()), batch.labels) for name in features]  # type: ignore[index]
+        return torch.stack(losses).sum()
+
+    @property
+    def _device(self) -> str:
+        return self._train.pixels.device.type
+
+
+def _linear(width: int, classes: int, generator: torch.Generator) -> nn.Linear:
+    layer = nn.Linear(width, classes)
+    with torch.no_grad():
+        layer.weight.normal_(0, 0.01, generator=generator)
+        layer.bias.zero_()
+    return layer

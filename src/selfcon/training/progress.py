@@ -1,0 +1,66 @@
+"""Progress of a stage: one bar over all its epochs on a terminal, a line now and then elsewhere; on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+_SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_BETWEEN_DRAWINGS = 0.2
+
+
+class Reporter:
+    """Shows epoch, rate, time left, loss and what was measured last."""
+
+    def __init__(self, what: str, epochs: int, samples: int) -> None:
+        self.what, self.epochs, self.samples = what, epochs, samples
+        self.done = 0
+        self.measured = ""
+        self.start = self.drawn = time.monotonic()
+        self.bar: Any = None
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[now]}"),
+            )
+            self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self.bar.start()
+            self.task = self.bar.add_task(self.what, total=self.epochs * self.samples, now="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def show(self, epoch: int, samples: int, loss: Callable[[], float]) -> None:
+        """After a batch; the loss is asked for only when something is drawn, since a GPU must be waited for then."""
+        self.done += samples
+        now = time.monotonic()
+        if now - self.drawn < (_SECONDS_BETWEEN_DRAWINGS if self.bar is not None else _SECONDS_BETWEEN_LINES):
+            return
+        self.drawn = now
+        rate = self.done / (now - self.start)
+        text = f"epoch {epoch + 1}/{self.epochs}, loss {loss():.3f}{self.measured}, {rate:,.0f} images/s"
+        if self.bar is not None:
+            self.bar.update(self.task, completed=epoch * self.samples + self.done % self.samples, now=text)
+        else:
+            left = ((self.epochs - epoch) * self.samples - self.done % self.samples) / rate
+            sys.stderr.write(f"{self.what}: {text}, {left:,.0f} s left\n")
+            sys.stderr.flush()
+
+    def end_epoch(self, line: dict[str, Any]) -> None:
+        """After an epoch, with what was noted of it."""
+        if "knn" in line:
+            self.measured = f", kNN {line['knn']:.1f} %"

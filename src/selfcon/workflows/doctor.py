@@ -1,0 +1,137 @@
+"""What a machine has, and what given data and settings will cost and bring on it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from selfcon.training.folder import describe_environment
+from selfcon.training.pretraining import Pretraining
+from selfcon.workflows.fit import peak_memory
+from selfcon.workflows.task import Task, choose_device, collect_settings, prepare
+
+_STEPS = 3
+_FEW_POSITIVES = 1.0
+
+
+@dataclass
+class Findings:
+    """The machine, the data if there were any, and advice."""
+
+    machine: dict[str, Any]
+    task: dict[str, Any] = field(default_factory=dict)
+    advice: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"machine": self.machine, "task": self.task, "advice": self.advice}
+
+    def lines(self) -> list[str]:
+        out = ["This machine"] + [f"  {key:24s}{value}" for key, value in self.machine.items()]
+        if self.task:
+            out += ["This task"] + [f"  {key:24s}{value}" for key, value in self.task.items()]
+        return out + [f"  advice: {sentence}" for sentence in self.advice]
+
+
+def examine(*, recipe: str | None = None, device: str = "auto", **given: Any) -> Findings:
+    """Look at the machine; with data or a recipe, try a few steps and tell what the whole would take."""
+    chosen = choose_device(device)
+    findings = Findings(_describe_machine(chosen))
+    if recipe is not None or given:
+        task = prepare(collect_settings(recipe, given), chosen)
+        findings.task, findings.advice = _examine_task(task)
+    return findings
+
+
+def _describe_machine(device: torch.device) -> dict[str, Any]:
+    environment = describe_environment("doctor")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    found = {
+        "python": environment["python"],
+        "torch": environment["packages"]["torch"],
+        "cores": f"{os.cpu_count()} ({platform.machine()})",
+        "memory": f"{memory:.0f} GB",
+        "device": device.type,
+    }
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        found["GPU"] = f"{properties.name}, {properties.total_memory / 1e9:.0f} GB"
+    return found
+
+
+def expected_positives(labels: np.ndarray[Any, Any], batch_size: int, features_a_sample: int) -> float:
+    """Positives that an anchor can expect in a batch: features of its class, and further ones of its own sample."""
+    shares = np.bincount(labels) / len(labels)
+    others = min(batch_size, len(labels)) - 1
+    # A sample of class c is drawn with its share, and so is each of the others.
+    return float((shares**2).sum() * others * features_a_sample + features_a_sample - 1)
+
+
+def _examine_task(task: Task) -> tuple[dict[str, Any], list[str]]:
+    settings, method = task.settings, task.method
+    exits = len(task.build_network(classifiers=False).names)
+    advice = []
+    found: dict[str, Any] = {
+        "data": f"{task.source.name}: {len(task.train):,} to train with, {len(task.test):,} to test on, "
+        f"{len(task.classes)} classes",
+        "image size": task.size,
+    }
+    if method.stages == 2:
+        each = method.views * (exits if method.uses_exits else 1)
+        positives = (
+            expected_positives(task.train.labels.cpu().numpy(), settings.batch_size, each)
+            if method.uses_labels
+            else float(each - 1)
+        )
+        of_others = positives - (each - 1)
+        found["positives of an anchor"] = f"{positives:.1f}, {of_others:.1f} of them from other images"
+        if method.uses_labels and of_others < _FEW_POSITIVES:
+            advice.append(
+                f"In a batch of {settings.batch_size} most images are alone in their class: a larger batch helps, "
+                f"and until then two views (such as selfcon-m) may be better than one."
+            )
+        elif method.views == 2:
+            advice.append("One view is enough here: selfcon costs about half as much.")
+    seconds = _time_a_step(task)
+    steps = -(-len(task.train) // settings.batch_size) * settings.epochs
+    found["a step"] = f"{1000 * seconds:.0f} ms, {settings.batch_size / seconds:,.0f} images/s"
+    found["pretraining"] = f"{steps:,} steps, about {_as_time(steps * seconds)}"
+    found["memory so far"] = f"{peak_memory(task.device) / 1e9:.1f} GB"
+    per_step = min(settings.batch_size, len(task.train)) / len(task.train)
+    if per_step > 0.2:
+        advice.append("Each batch holds more than a fifth of the images: a smaller one takes more and better steps.")
+    return found, advice
+
+
+def _time_a_step(task: Task) -> float:
+    stage = Pretraining(
+        task.build_network(classifiers=task.method.stages == 1),
+        task.train,
+        task.val,
+        method=task.method,
+        settings=task.settings,
+        policy=task.policy(task.settings.augment),
+        size=task.size,
+        keep_encoder=lambda epoch, module: None,
+    )
+    times = []
+    for number, batch in enumerate(stage.batches(0, 0)):
+        start = time.perf_counter()
+        stage.loss(batch).backward()
+        if task.device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+        if number == _STEPS:
+            break
+    return min(times)
+
+
+def _as_time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

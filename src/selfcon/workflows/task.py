@@ -1,0 +1,165 @@
+"""What a run works on: data on the device, the method, and a network that fits both."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from selfcon.config import Augment, Settings, flatten, make_settings
+from selfcon.data.policies import Policy, get_policy
+from selfcon.data.resident import Resident, make_resident
+from selfcon.data.source import Source
+from selfcon.data.sources import load
+from selfcon.errors import SelfconWarning, UsageError
+from selfcon.losses.methods import Method, get_method
+from selfcon.networks.multi_exit import MultiExitNetwork
+from selfcon.networks.registry import create_model
+from selfcon.paper.recipes import load_recipe
+from selfcon.training.artifact import parse_exits
+
+DEFAULT_RECIPE = "digits"
+
+
+def collect_settings(recipe: str | None, given: Mapping[str, Any]) -> Settings:
+    """Settings from a recipe and what was given over it; where neither names data, the digits' recipe is the ground.
+
+    A recipe's learning rate is for its own batch: another batch size scales it, unless a rate is given too.
+    """
+    if recipe is None and "data" not in given:
+        recipe = DEFAULT_RECIPE
+    ground = dict(load_recipe(recipe).settings) if recipe is not None else {}
+    if "lr" in ground and "lr" not in given and "batch_size" in given and ground.get("optim.name", "sgd") != "adamw":
+        ground["lr"] *= float(given["batch_size"]) / ground["batch_size"]
+    settings, wrong = _try(lambda: make_settings(ground, given))
+    # Names that only other parts know are looked at too, so that all mistakes are told at once.
+    for known, name in ((get_method, "method"), (get_policy, "augment.policy"), (parse_exits, "exits")):
+        value = {**ground, **flatten(given)}.get(name)
+        if value is not None:
+            wrong += _try(lambda known=known, value=value: known(value))[1]  # type: ignore[misc]
+    if wrong:
+        raise UsageError("; ".join(sentence.rstrip(".") for sentence in wrong) + ".")
+    assert isinstance(settings, Settings)
+    return settings
+
+
+def _try(work: Callable[[], Any]) -> tuple[Any, list[str]]:
+    try:
+        return work(), []
+    except UsageError as error:
+        return None, [str(error)]
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"The device {name!r} cannot be used here: {str(error).splitlines()[0]}.") from error
+    return device
+
+
+@dataclass(frozen=True)
+class Task:
+    """Everything that a run needs besides its folder."""
+
+    settings: Settings
+    method: Method
+    source: Source
+    train: Resident
+    val: Resident | None
+    test: Resident
+    size: int
+    device: torch.device
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.source.classes
+
+    def policy(self, augment: Augment) -> Policy:
+        """The policy that the settings name; data that must not be mirrored never are."""
+        policy = replace(get_policy(augment.policy), scale=augment.scale)
+        return policy if augment.flip else replace(policy, flip_probability=0.0)
+
+    def network_options(self, *, classifiers: bool) -> dict[str, Any]:
+        """The arguments that build the network, as model.json keeps them."""
+        settings, one_stage = self.settings, self.method.one_stage
+        wants_projection = one_stage is None or one_stage.contrast > 0
+        return {
+            "name": settings.model,
+            "exits": settings.exits if self.method.uses_exits else "none",
+            "stem": settings.stem,
+            "image_size": self.size,
+            "width": settings.width,
+            "projection_dim": settings.projection_dim if wants_projection else None,
+            "num_classes": len(self.classes) if classifiers else None,
+            "options": dict(settings.model_options),
+        }
+
+    def build_network(self, *, classifiers: bool) -> MultiExitNetwork:
+        """A fresh network on the device, its weights drawn from the seed."""
+        options = self.network_options(classifiers=classifiers)
+        name, exits, more = options.pop("name"), parse_exits(options.pop("exits")), options.pop("options")
+        torch.manual_seed(self.settings.seed)
+        net = create_model(name, exits=exits, **options, **more)
+        return net.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def check_settings(settings: Settings) -> Method:
+    """Refuse before any work what no data could make right."""
+    method = get_method(settings.method)
+    get_policy(settings.augment.policy)
+    get_policy(settings.probe.augment.policy)
+    exits = parse_exits(settings.exits)
+    if method.uses_exits and not exits:
+        raise UsageError(f"{method.name} needs a sub-network: give it exits, such as --exits 2:fc.")
+    try:
+        with torch.device("meta"), warnings.catch_warnings():  # a network without weights: names and shapes only
+            warnings.simplefilter("ignore")
+            create_model(
+                settings.model,
+                exits=exits if method.uses_exits else [],
+                stem=settings.stem,
+                image_size=settings.image_size,
+                width=settings.width,
+                **{key: value for key, value in settings.model_options.items() if key != "pretrained"},
+            )
+    except (RuntimeError, NotImplementedError) as error:
+        del error  # some networks cannot be built so; they are looked at when the data are there
+    return method
+
+
+def prepare(settings: Settings, device: torch.device) -> Task:
+    """Read the data and bring them to the device."""
+    method = check_settings(settings)
+    source = load(
+        settings.data,
+        root=settings.data_root,
+        class_list=settings.class_list,
+        seed=settings.seed,
+        bad_images=settings.bad_images,
+    ).hold_out(settings.val_fraction, settings.seed)
+    size = settings.image_size or _natural_size(source)
+    train = make_resident(source.train, size=size, device=device)
+    if settings.batch_size > len(train):
+        warnings.warn(
+            f"The batch of {settings.batch_size} holds all {len(train)} training images: each epoch is one step.",
+            SelfconWarning,
+            stacklevel=2,
+        )
+    val = None if source.val is None else make_resident(source.val, size=size, device=device, like=train)
+    test = make_resident(source.test, size=size, device=device, like=train)
+    return Task(settings, method, source, train, val, test, size, device)
+
+
+def _natural_size(source: Source) -> int:
+    shape = source.train.shape
+    if shape is None or shape[0] != shape[1] or source.test.shape != shape:
+        raise UsageError(f"The images of {source.name} are not all squares of one size: choose one with --image-size.")
+    return shape[0]

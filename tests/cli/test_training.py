@@ -1,0 +1,128 @@
+"""The verbs that train, as a user runs them: same bytes twice, stopped and gone on with, mistakes in a sentence."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.test_data import run
+from tests.workflows.conftest import write_stripes
+
+COMMAND = ["fit", "--data", "stripes.npz", "--width", "0.125", "--epochs", "3", "--batch-size", "8", "--device", "cpu"]
+COMMAND += ["--probe.epochs", "2", "--watch.knn_every", "2"]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    write_stripes(tmp_path / "stripes.npz", train=240)
+    return tmp_path
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def test_twice_the_same_and_stopped_in_between(place: Path) -> None:
+    for name in ("a", "b"):
+        done = run(*COMMAND, "--out", name, "--json", cwd=place)
+        assert done.returncode == 0, done.stderr
+    assert metrics(place / "a") == metrics(place / "b")
+    weights = (place / "a" / "model.safetensors").read_bytes()
+    assert (place / "b" / "model.safetensors").read_bytes() == weights
+    assert (place / "a" / "model.json").read_text() == (place / "b" / "model.json").read_text()
+
+    # Stopped by SIGTERM in the middle of an epoch, twice, it ends with the same bytes.
+    middles = 0
+    for _ in range(2):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "selfcon", *COMMAND, "--out", "c"], cwd=place, stderr=subprocess.PIPE, text=True
+        )
+        seen = len(metrics(place / "c")) if (place / "c" / "metrics.jsonl").exists() else 0
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and process.poll() is None:
+            if (place / "c" / "metrics.jsonl").exists() and len(metrics(place / "c")) > seen:
+                break
+            time.sleep(0.01)
+        time.sleep(0.15)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+        if process.returncode == 0:
+            break
+        assert process.returncode == 75, errors
+        assert "Stopped by SIGTERM; the same command goes on from here." in errors
+        for state in (place / "c" / "checkpoints").glob("*/*/state.json"):
+            middles += json.loads(state.read_text())["batch"] > 0
+    assert middles > 0
+    done = run(*COMMAND, "--out", "c", cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert (place / "c" / "model.safetensors").read_bytes() == weights
+    assert metrics(place / "c") == metrics(place / "a")
+
+
+def test_what_a_user_reads(place: Path) -> None:
+    done = run(*COMMAND, "--out", "x", cwd=place)
+    assert done.returncode == 0
+    assert "accuracy, %" in done.stdout
+    assert "ensemble" in done.stdout
+    assert "Report: x/report.html" in done.stdout
+    assert "x is done already" in run(*COMMAND, "--out", "x", cwd=place).stdout
+    for verb in ("evaluate", "knn"):
+        done = run(verb, "x", "--json", cwd=place)
+        assert done.returncode == 0, done.stderr
+        assert "backbone" in json.loads(done.stdout)["accuracy"]
+    done = run("doctor", "--data", "stripes.npz", "--width", "0.125", cwd=place)
+    assert "positives of an anchor" in done.stdout
+
+
+@pytest.mark.parametrize("verb", ["fit", "pretrain", "probe", "train", "evaluate", "knn", "doctor"])
+def test_help_fits_a_screen_and_shows_an_example(verb: str, tmp_path: Path) -> None:
+    done = run(verb, "--help", cwd=tmp_path, COLUMNS="120")
+    assert done.returncode == 0
+    assert f"example: selfcon {verb}" in done.stdout
+    assert len(done.stdout.splitlines()) <= 40
+    if verb in ("fit", "doctor"):
+        everything = run(verb, "--help-all", cwd=tmp_path).stdout
+        assert "--optim.momentum" in everything
+        assert "--batch-size" in everything
+
+
+def test_selfcon_help_is_quick(tmp_path: Path) -> None:
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        run("--help", cwd=tmp_path)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["fit", "--epoch", "3"], 64, "did you mean '--epochs'"),
+        (["fit", "--optim.momentun", "3"], 64, "did you mean '--optim.momentum'"),
+        (["fit", "--optim.momentum"], 64, "--optim.momentum needs a value"),
+        (["fit", "--epochs", "many"], 64, "invalid int value: 'many'"),
+        (["fit", "--epochs", "0", "--lr", "nan", "--method", "selfconn"], 64, "did you mean 'selfcon'"),
+        (["fit", "--recipe", "cifar-resnet18-selfcon"], 64, "Unknown recipe"),
+        (["fit", "--data", "nowhere/x.npz"], 66, "There is no file or folder nowhere/x.npz"),
+        (["fit", "--exits", "7:fc"], 64, "valid stages: 1, 2, 3"),
+        (["fit", "--out", "/proc/x"], 74, "cannot be written"),
+        (["fit", "digits"], 64, "No option takes the word 'digits'"),
+        (["evaluate", "nothing"], 66, "holds no trained model"),
+        (["probe", "nothing"], 66, "holds no run"),
+        (["fti"], 64, "did you mean 'fit'"),
+    ],
+)
+def test_mistakes_are_one_sentence(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from selfcon.errors import UsageError
+from selfcon.evaluation import knn
+from selfcon.evaluation.accuracy import Predictions, summarise, with_ensemble
+
+
+def test_the_ensemble_is_the_mean_of_the_logits() -> None:
+    logits = {"backbone": torch.tensor([[3.0, 0.0], [0.0, 1.0]]), "exit2": torch.tensor([[0.0, 1.0], [3.0, 0.0]])}
+    predictions = Predictions(with_ensemble(logits), torch.tensor([0, 0]))
+    assert summarise(predictions) == {
+        "backbone": {"top1": 50.0},
+        "exit2": {"top1": 50.0},
+        "ensemble": {"top1": 100.0},
+    }
+
+
+def test_top5_is_absent_below_six_classes() -> None:
+    def table(classes: int) -> dict[str, dict[str, float]]:
+        predictions = Predictions({"ensemble": torch.eye(classes)}, torch.arange(classes))
+        return summarise(predictions, predictions)
+
+    assert table(5) == {"ensemble": {"top1": 100.0, "train_top1": 100.0}}
+    assert table(6) == {"ensemble": {"top1": 100.0, "top5": 100.0, "train_top1": 100.0}}
+
+
+def test_neighbours_against_a_loop() -> None:
+    known, asked = torch.randn(50, 4), torch.randn(20, 4)
+    known_labels, labels = torch.randint(0, 3, (50,)), torch.randint(0, 3, (20,))
+    right = 0
+    for feature, label in zip(asked, labels, strict=True):
+        cosines = torch.nn.functional.cosine_similarity(known, feature[None])
+        votes = torch.zeros(3)
+        for index in cosines.argsort(descending=True)[:7]:
+            votes[known_labels[index]] += (cosines[index] / 0.2).exp()
+        right += int(votes.argmax() == label)
+    assert knn.accuracy(asked, labels, known, known_labels, k=7, temperature=0.2) == pytest.approx(5 * right)
+    with pytest.raises(UsageError, match="at least 1"):
+        knn.accuracy(asked, labels, known, known_labels, k=0)

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from selfcon.config import NAMES, Settings, differences, make_settings, read_yaml, write_yaml
+from selfcon.errors import InputMissingError, UsageError
+from selfcon.losses.methods import list_methods
+from selfcon.paper import list_recipes, load_recipe
+from selfcon.workflows.task import check_settings, collect_settings
+
+
+def test_layers_and_dotted_names() -> None:
+    settings = make_settings({"epochs": 3, "optim": {"name": "sgd"}}, {"optim.momentum": 0.5, "epochs": 4})
+    assert (settings.epochs, settings.optim.name, settings.optim.momentum) == (4, "sgd", 0.5)
+    assert make_settings({"model_options": {"zero_init_last": False}}).model_options == {"zero_init_last": False}
+    assert "probe.schedule.milestones" in NAMES
+
+
+def test_yaml_there_and_back(tmp_path: Path) -> None:
+    settings = make_settings({"data": "a: b", "augment.scale": [0.5, 1.0], "lr": 1e-4, "keep_epochs": [3, 5]})
+    (tmp_path / "config.yaml").write_text(write_yaml(settings))
+    assert make_settings(read_yaml(tmp_path / "config.yaml")) == settings
+
+
+def test_all_mistakes_at_once() -> None:
+    with pytest.raises(UsageError) as caught:
+        collect_settings(None, {"epoch": 3, "lr": float("nan"), "method": "selfconn", "batch_size": 0, "exits": "two"})
+    for words in ("'epochs'", "lr should be a finite number", "'selfcon'", "batch_size should be", "STAGE:STRUCTURE"):
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"epochs": 0}, "epochs should be greater than or equal to 1, not 0"),
+        ({"epochs": 2.5}, "epochs"),
+        ({"optim.momentum": 1.0}, "optim.momentum should be less than 1"),
+        ({"precision": "fp8"}, "precision should be 'fp32', 'bf16' or 'fp16'"),
+        ({"keep_epochs": [200]}, "keep_epochs asks for epoch 200, and there are 100"),
+        ({"optim": {"momentun": 0.5}}, "did you mean 'optim.momentum'"),
+    ],
+)
+def test_wrong_settings(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        make_settings(given)
+
+
+def test_yaml_is_plain(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("a: !!python/object/apply:os.system ['touch owned']")
+    with pytest.raises(UsageError, match="is not plain YAML"):
+        read_yaml(path)
+    path.write_text("- 1")
+    with pytest.raises(UsageError, match="must hold settings by name"):
+        read_yaml(path)
+    with pytest.raises(InputMissingError):
+        read_yaml(tmp_path / "none.yaml")
+    assert not (tmp_path / "owned").exists()
+
+
+def test_differences() -> None:
+    assert differences(Settings(), make_settings({"loss.alpha": 2.0})) == ["loss.alpha: 1.0 -> 2.0"]
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_every_recipe_is_sound(name: str) -> None:
+    recipe = load_recipe(name)
+    check_settings(make_settings(recipe.settings))
+    head = recipe.describe().splitlines()[:3]
+    assert [line.split(":")[0] for line in head] == ["# expected", "# cost", "# command"]
+
+
+def test_recipes_hold_the_papers_settings(tmp_path: Path) -> None:
+    names = list_recipes()
+    for data, networks in {
+        "cifar10": ("resnet18", "resnet50", "wrn16_8", "vgg16_bn"),
+        "cifar100": ("resnet18", "resnet50", "wrn16_8", "vgg16_bn", "efficientnet_b0"),
+        "tiny-imagenet": ("resnet18", "resnet50", "wrn16_8", "vgg16_bn"),
+        "imagenet100": ("resnet18", "resnet50"),
+        "imagenet": ("resnet18", "resnet34", "resnet50"),
+    }.items():
+        for network in networks:
+            for method in ("ce", "supcon", "supcon-s", "selfcon", "selfcon-m"):
+                assert f"{data}-{network}-{method}" in names
+    assert {f"cifar100-resnet18-{method}" for method in list_methods()} <= set(names)
+
+    selfcon = collect_settings("cifar100-resnet18-selfcon", {})
+    assert (selfcon.epochs, selfcon.batch_size, selfcon.learning_rate, selfcon.probe_epochs) == (1000, 1024, 0.5, 100)
+    assert (selfcon.loss.base_temperature, selfcon.exits, selfcon.optim.name) == (0.07, "2:fc", "sgd")
+    assert collect_settings("cifar100-resnet18-selfcon", {"batch_size": 256}).learning_rate == 0.125
+    assert collect_settings("cifar100-resnet18-selfcon", {"batch_size": 256, "lr": 0.3}).learning_rate == 0.3
+    assert collect_settings("imagenet-resnet50-selfcon", {}).learning_rate == 0.125
+    assert collect_settings("imagenet-resnet18-supcon", {}).learning_rate == 0.25
+    assert collect_settings("imagenet100-resnet18-supcon", {}).learning_rate == 1.0
+    assert collect_settings("cifar100-wrn16_8-selfcon", {}).exits == "1:same"
+    assert collect_settings("cifar100-vgg16_bn-selfcon", {}).probe.lr == 0.1
+    assert collect_settings("cifar100-resnet18-simclr", {}).loss.temperature == 0.5
+    ce = collect_settings("cifar100-resnet18-ce", {})
+    assert (ce.epochs, ce.learning_rate, ce.augment.policy) == (500, 0.8, "simple")
+
+    (tmp_path / "mine.yaml").write_text("recipe: cifar100-resnet18-selfcon\nepochs: 7\nloss: {alpha: 0.5}\n")
+    mine = collect_settings(str(tmp_path / "mine.yaml"), {})
+    assert (mine.epochs, mine.loss.alpha, mine.loss.base_temperature) == (7, 0.5, 0.07)
+    with pytest.raises(UsageError, match="did you mean 'cifar100-resnet18-selfcon'"):
+        load_recipe("cifar100-resnet-18-selfcon")
+
+
+def test_without_data_the_digits_are_taken() -> None:
+    assert collect_settings(None, {}).width == 0.25
+    assert collect_settings(None, {"data": "x.npz"}).width == 1.0

@@ -1,0 +1,92 @@
+"""Checkpoints are whole or not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from selfcon.config import Settings, make_settings
+from selfcon.errors import InputMissingError, SelfconWarning, StorageError, UsageError
+from selfcon.training.checkpoint import Checkpoint, load_newest, save
+from selfcon.training.folder import RunFolder
+
+
+def checkpoint(number: int) -> Checkpoint:
+    return Checkpoint({"weights": torch.full((3,), float(number))}, {"epoch": number})
+
+
+def fill(folder: Path, count: int) -> None:
+    for number in range(1, count + 1):
+        save(folder, f"step-{number:09d}", checkpoint(number))
+
+
+def test_the_newest_is_loaded_and_two_are_kept(tmp_path: Path) -> None:
+    assert load_newest(tmp_path / "none") is None
+    fill(tmp_path, 4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000003", "step-000000004"]
+    found = load_newest(tmp_path)
+    assert found is not None
+    assert found.facts["epoch"] == 4
+    assert torch.equal(found.tensors["weights"], torch.full((3,), 4.0))
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "json", "missing"])
+def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path: Path, damage: str) -> None:
+    fill(tmp_path, 2)
+    newest = tmp_path / "step-000000002"
+    weights = newest / "state.safetensors"
+    data = bytearray(weights.read_bytes())
+    if damage == "flip":
+        data[-1] ^= 1
+        weights.write_bytes(data)
+    elif damage == "cut":
+        weights.write_bytes(data[:-3])
+    elif damage == "json":
+        (newest / "state.json").write_text("{")
+    else:
+        weights.unlink()
+    with pytest.warns(SelfconWarning, match="step-000000002 cannot be used"):
+        found = load_newest(tmp_path)
+    assert found is not None
+    assert found.facts["epoch"] == 1
+    (tmp_path / "step-000000001" / "state.json").unlink()
+    with pytest.warns(SelfconWarning), pytest.raises(StorageError, match=r"No checkpoint in .* can be read"):
+        load_newest(tmp_path)
+
+
+def test_leftovers_of_a_broken_save_are_removed(tmp_path: Path) -> None:
+    fill(tmp_path, 1)
+    (tmp_path / ".step-000000002.part").mkdir()
+    load_newest(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
+
+
+def test_a_run_folder_belongs_to_one_run_and_one_process(tmp_path: Path) -> None:
+    with RunFolder.open(tmp_path / "run", Settings(), verb="fit") as run:
+        run.write("results.json", "{}")
+        with pytest.raises(UsageError, match="is in use by process"):
+            RunFolder.open(tmp_path / "run", Settings(), verb="fit")
+    other = make_settings({"epochs": 7})
+    with pytest.raises(UsageError, match=r"other settings \(epochs: 100 -> 7\)"):
+        RunFolder.open(tmp_path / "run", other, verb="fit")
+    with RunFolder.open(tmp_path / "run", other, verb="fit", overwrite=True) as run:
+        assert not (run.path / "results.json").exists()
+    reopened, settings = RunFolder.reopen(tmp_path / "run")
+    with reopened:
+        assert settings == other
+
+
+def test_folders_that_are_no_runs(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "x.jpg").touch()
+    with pytest.raises(UsageError, match="is not empty and holds no run"):
+        RunFolder.open(tmp_path / "photos", Settings(), verb="fit")
+    with pytest.raises(InputMissingError, match="holds no run"):
+        RunFolder.reopen(tmp_path / "nothing")
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="cannot be written"):
+        RunFolder.open(tmp_path / "file" / "run", Settings(), verb="fit")
+    with pytest.raises(StorageError, match="cannot be written"):
+        RunFolder.open("/proc/run", Settings(), verb="fit")

@@ -1,0 +1,49 @@
+"""The learning rate at each step of the paper's CIFAR setting, against values worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from selfcon.config import Schedule
+from selfcon.training.schedule import plan
+
+# Base 0.5, 1000 epochs of 49 steps (50,000 images in batches of 1024), floor 0.0005, warm-up of 10 epochs from 0.01.
+# The cosine at epoch e is 0.0005 + 0.4995 (1 + cos(pi e / 1000)) / 2; at epoch 10 it is 0.499877.
+BY_HAND = [
+    (0, 0.01),
+    (1, 0.01 + 0.489877 / 490),
+    (245, 0.01 + 0.489877 / 2),
+    (489, 0.01 + 0.489877 * 489 / 490),
+    (490, 0.499851),  # epoch 11
+    (538, 0.499851),  # its last step
+    (539, 0.499823),  # epoch 12
+    (499 * 49, 0.25025),  # epoch 500
+    (749 * 49, 0.073649),  # epoch 750: (1 - 0.707107) / 2 = 0.146447
+    (999 * 49, 0.0005),  # epoch 1000
+    (48_999, 0.0005),
+]
+
+
+@pytest.mark.parametrize(("step", "expected"), BY_HAND)
+def test_the_papers_cifar_setting(step: int, expected: float) -> None:
+    rate = plan(0.5, Schedule(), epochs=1000, steps_per_epoch=49, batch_size=1024)
+    assert rate.at(step) == pytest.approx(expected, abs=1.5e-6)
+
+
+def test_no_warm_up_for_small_batches() -> None:
+    rate = plan(0.5, Schedule(), epochs=100, steps_per_epoch=10, batch_size=512)
+    assert rate.at(0) == pytest.approx(0.0005 + 0.4995 * (1 + math.cos(math.pi / 100)) / 2)
+
+
+def test_steps_of_the_probe() -> None:
+    rate = plan(3.0, Schedule(kind="step"), epochs=100, steps_per_epoch=98, batch_size=512)
+    rates = [rate.at(epoch * 98) for epoch in (0, 59, 60, 79, 80, 99)]  # epochs 1, 60, 61, 80, 81, 100
+    assert rates == pytest.approx([3.0, 3.0, 0.3, 0.3, 0.03, 0.03])
+
+
+def test_constant_and_chosen_warm_up() -> None:
+    settings = Schedule(kind="constant", warmup_epochs=2, warmup_from=0.0)
+    rate = plan(1.0, settings, epochs=5, steps_per_epoch=4, batch_size=8)
+    assert [rate.at(step) for step in (0, 4, 8, 19)] == pytest.approx([0.0, 0.5, 1.0, 1.0])

@@ -1,0 +1,192 @@
+"""The main job on small data: every method, the run folder, going on, and the numbers about a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+import selfcon
+from selfcon.errors import DataError, InputMissingError, NonFiniteError, SelfconWarning, UsageError
+from selfcon.training.artifact import load_model, parse_exits
+from selfcon.workflows.doctor import examine, expected_positives
+
+SMALL: dict[str, Any] = {"width": 0.125, "epochs": 2, "batch_size": 32, "probe.epochs": 3, "device": "cpu"}
+
+
+def options(**more: Any) -> dict[str, Any]:
+    return {**SMALL, **more}
+
+
+@pytest.mark.parametrize("method", selfcon.list_methods())
+def test_every_method_fits(method: str, stripes: Path, tmp_path: Path) -> None:
+    result = selfcon.fit(data=str(stripes), method=method, out=tmp_path / "run", **SMALL)
+    names = ["backbone", "exit2", "ensemble"] if selfcon.get_method(method).uses_exits else ["backbone", "ensemble"]
+    assert list(result["accuracy"]) == names
+    for values in result["accuracy"].values():
+        assert set(values) == {"top1", "train_top1"}  # four classes: no top5
+    assert {key: result[key] for key in ("method", "model", "epochs", "seed")} == {
+        "method": method,
+        "model": "resnet18",
+        "epochs": 2,
+        "seed": 0,
+    }
+    assert result["images_per_second"] > 0
+    assert result["peak_memory_bytes"] > 0
+    for name in ("config.yaml", "environment.json", "metrics.jsonl", "model.safetensors", "model.json", "report.html"):
+        assert (tmp_path / "run" / name).stat().st_size > 0
+    assert json.loads((tmp_path / "run" / "results.json").read_text()) == result
+
+
+def test_it_learns_and_the_numbers_about_it_agree(stripes: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    settings = options(epochs=10, val_fraction=0.25, keep_epochs=[5], batch_size=24)
+    settings["probe.epochs"] = 20
+    settings["watch.knn_every"] = 5
+    result = selfcon.fit(data=str(stripes), out=run, ema=0.8, **settings)
+    assert result["accuracy"]["ensemble"]["top1"] > 70  # chance is 25
+    assert set(result["held_out_accuracy"]) == {"backbone", "exit2", "ensemble"}
+    again = selfcon.evaluate(run)
+    for name, values in again["accuracy"].items():
+        assert values["top1"] == pytest.approx(result["accuracy"][name]["top1"])
+    assert selfcon.evaluate(run, split="train")["images"] == 72
+    assert selfcon.evaluate(run, split="val")["images"] == 24
+    assert set(selfcon.knn(run, k=5)["accuracy"]) == {"backbone", "exit2"}
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines if line["stage"] == "pretrain"] == list(range(1, 11))
+    assert [line["epoch"] for line in lines if "knn" in line] == [5, 10]
+    assert len(load_file(run / "encoders" / "epoch-0005.safetensors")) > 10
+    net, facts = load_model(run)
+    assert facts["classes"][0] == "rows"
+    assert torch.isfinite(net(torch.randn(1, 3, 16, 16)).logits["exit2"]).all()
+    with pytest.raises(DataError, match="other classes"):
+        selfcon.evaluate(run, data="digits")
+    with pytest.raises(UsageError, match="has no split 'dev'"):
+        selfcon.evaluate(run, split="dev")
+
+
+def test_done_is_said_and_other_settings_are_refused(stripes: Path, tmp_path: Path) -> None:
+    first = selfcon.fit(data=str(stripes), out=tmp_path / "run", **SMALL)
+    weights = (tmp_path / "run" / "model.safetensors").read_bytes()
+    assert "already_done" not in first
+    assert selfcon.fit(data=str(stripes), out=tmp_path / "run", **SMALL)["already_done"]
+    with pytest.raises(UsageError, match=r"other settings \(seed: 0 -> 1\)"):
+        selfcon.fit(data=str(stripes), out=tmp_path / "run", seed=1, **SMALL)
+    selfcon.fit(data=str(stripes), out=tmp_path / "run", seed=1, overwrite=True, **SMALL)
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() != weights
+
+
+def test_pretrain_and_probe_are_fit(stripes: Path, tmp_path: Path) -> None:
+    whole = selfcon.fit(data=str(stripes), out=tmp_path / "whole", **SMALL)
+    bare = selfcon.pretrain(data=str(stripes), out=tmp_path / "parts", **SMALL)
+    assert "accuracy" not in bare
+    with pytest.raises(UsageError, match="has no classifiers yet"):
+        selfcon.evaluate(tmp_path / "parts")
+    parts = selfcon.probe(tmp_path / "parts", device="cpu")
+    assert parts["accuracy"] == whole["accuracy"]
+    same = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "parts")]
+    assert same[0] == same[1]
+    with pytest.raises(UsageError, match="trains in one stage"):
+        selfcon.pretrain(data=str(stripes), out=tmp_path / "x", method="ce", **SMALL)
+    with pytest.raises(UsageError, match="trains in two stages"):
+        selfcon.train(data=str(stripes), out=tmp_path / "x", **SMALL)
+    selfcon.train(data=str(stripes), out=tmp_path / "ce", method="ce", **SMALL)
+    with pytest.raises(UsageError, match="classifiers are trained already"):
+        selfcon.probe(tmp_path / "ce")
+    with pytest.raises(InputMissingError):
+        selfcon.probe(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("optimiser", ["sgd", "lars"])
+def test_precisions_and_optimisers(stripes: Path, tmp_path: Path, precision: str, optimiser: str) -> None:
+    more = {"optim.name": optimiser, "optim.clip_norm": 5.0, "precision": precision}
+    result = selfcon.fit(data=str(stripes), out=tmp_path / "run", **options(**more))
+    assert result["accuracy"]["backbone"]["top1"] >= 0
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(stripes: Path, tmp_path: Path) -> None:
+    more = {"optim.name": "sgd", "lr": 1e30}
+    with pytest.raises(NonFiniteError, match=r"not finite|NaN or infinity") as caught:
+        selfcon.fit(data=str(stripes), out=tmp_path / "run", **options(**more))
+    assert caught.value.exit_code == 76
+
+
+def test_folders_of_other_sizes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    root = tmp_path / "my data [ü]"
+    for split in ("train", "val"):
+        for label, name in enumerate(("cat", "dog [1]")):
+            (root / split / name).mkdir(parents=True)
+            for number in range(6):
+                pixels = rng.integers(0, 120, (20 + number, 30, 3)) + 100 * label
+                Image.fromarray(pixels.astype(np.uint8)).save(root / split / name / f"{number}.jpg")
+    with pytest.raises(UsageError, match="choose one with --image-size"):
+        selfcon.fit(data=str(root), out=tmp_path / "run", **SMALL)
+    with pytest.warns(SelfconWarning, match="each epoch is one step"):
+        result = selfcon.fit(data=str(root), out=tmp_path / "out [ü]", image_size=16, **SMALL)
+    assert result["accuracy"]["ensemble"]["top1"] >= 0
+
+
+def test_a_batch_of_singletons_trains_and_says_so(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 256, (8, 16, 16, 3), dtype=np.uint8)
+    np.savez(tmp_path / "x.npz", x_train=x, y_train=np.arange(8), x_test=x, y_test=np.arange(8))
+    with pytest.warns(SelfconWarning, match="no anchor of this batch has a positive"):
+        selfcon.fit(data=str(tmp_path / "x.npz"), out=tmp_path / "run", method="supcon-s", **options(batch_size=4))
+
+
+def test_wrong_settings_before_any_work(stripes: Path, tmp_path: Path) -> None:
+    for more, words in (
+        ({"exits": "9:fc"}, "no exit after stage 9; valid stages: 1, 2, 3"),
+        ({"exits": "none"}, "selfcon needs a sub-network"),
+        ({"model": "resnet81"}, "did you mean 'resnet18'"),
+        ({"device": "tpu"}, "The device 'tpu' cannot be used here"),
+        ({"log": ["tensorbord"]}, "did you mean 'tensorboard'"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            selfcon.fit(data=str(stripes), out=tmp_path / "run", **options(**more))
+    assert not (tmp_path / "run").exists()
+    assert [leave.name for leave in parse_exits("1:fc, 3:same")] == ["exit1", "exit3"]
+
+
+def test_tensorboard(stripes: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="the extra [log] is not installed")
+    selfcon.fit(data=str(stripes), out=tmp_path / "run", log=["tensorboard"], **SMALL)
+    assert list((tmp_path / "run" / "tensorboard").glob("events*"))
+
+
+def test_the_report_shows_names_as_text(stripes: Path, tmp_path: Path) -> None:
+    selfcon.fit(data=str(stripes), out=tmp_path / "run", **SMALL)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "<b>wide</b>" not in page
+    assert "&lt;b&gt;wide&lt;/b&gt;" in page
+    assert "http://" not in page
+    assert "https://" not in page
+    assert "<script" not in page
+    assert page.count("data:image/png") >= 2
+
+
+def test_doctor(stripes: Path) -> None:
+    bare = examine()
+    assert bare.machine["cores"]
+    assert bare.task == {}
+    findings = examine(data=str(stripes), width=0.125, batch_size=2, method="supcon", device="cpu")
+    assert "positives of an anchor" in findings.task
+    assert any("alone in their class" in sentence for sentence in findings.advice)
+    enough = examine(data=str(stripes), width=0.125, batch_size=16, method="supcon", device="cpu")
+    assert any("One view is enough" in sentence for sentence in enough.advice)
+    assert "to train with" in "\n".join(enough.lines())
+
+
+def test_expected_positives_against_draws() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.repeat([0, 1, 2], [500, 300, 200])
+    drawn = [labels[rng.permutation(1000)[:32]] for _ in range(2000)]
+    seen = np.mean([[2 * ((batch == label).sum() - 1) + 1 for label in batch] for batch in drawn])
+    assert expected_positives(labels, 32, features_a_sample=2) == pytest.approx(seen, rel=0.02)
