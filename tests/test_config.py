@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from selfcon.config import NAMES, Settings, differences, make_settings, read_yaml, write_yaml
+from selfcon.config import NAMES, Settings, differences, flatten, make_settings, read_yaml, write_yaml
 from selfcon.errors import InputMissingError, UsageError
 from selfcon.losses.methods import list_methods
 from selfcon.paper import list_recipes, load_recipe
@@ -17,6 +17,14 @@ def test_layers_and_dotted_names() -> None:
     assert (settings.epochs, settings.optim.name, settings.optim.momentum) == (4, "sgd", 0.5)
     assert make_settings({"model_options": {"zero_init_last": False}}).model_options == {"zero_init_last": False}
     assert "probe.schedule.milestones" in NAMES
+
+
+def test_a_value_leaves_its_neighbours_alone() -> None:
+    defaults = flatten(Settings().model_dump(mode="json"))
+    for name, value in defaults.items():
+        assert make_settings({name: value}) == Settings()
+    probe = make_settings({"probe.schedule.gamma": 0.2, "probe.augment.flip": False}).probe
+    assert (probe.schedule.kind, probe.augment.policy) == ("step", "simple")
 
 
 def test_yaml_there_and_back(tmp_path: Path) -> None:
@@ -37,6 +45,7 @@ def test_all_mistakes_at_once() -> None:
     [
         ({"epochs": 0}, "epochs should be greater than or equal to 1, not 0"),
         ({"epochs": 2.5}, "epochs"),
+        ({"seed": -1}, "seed should be greater than or equal to 0"),
         ({"optim.momentum": 1.0}, "optim.momentum should be less than 1"),
         ({"precision": "fp8"}, "precision should be 'fp32', 'bf16' or 'fp16'"),
         ({"keep_epochs": [200]}, "keep_epochs asks for epoch 200, and there are 100"),
@@ -104,6 +113,13 @@ def test_recipes_hold_the_papers_settings(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("recipe: cifar100-resnet18-selfcon\nepochs: 7\nloss: {alpha: 0.5}\n")
     mine = collect_settings(str(tmp_path / "mine.yaml"), {})
     assert (mine.epochs, mine.loss.alpha, mine.loss.base_temperature) == (7, 0.5, 0.07)
+    (tmp_path / "lr.yaml").write_text("data: x.npz\nlr: 0.01\noptim: {name: sgd}\n")
+    assert collect_settings(str(tmp_path / "lr.yaml"), {"batch_size": 128}).lr == 0.005
+    assert collect_settings("cifar100-resnet18-selfcon", {"optim.name": "adamw"}).learning_rate == 3e-3
+    loop = tmp_path / "loop.yaml"
+    loop.write_text(f"recipe: {loop}\n")
+    with pytest.raises(UsageError, match="builds on itself"):
+        load_recipe(str(loop))
     with pytest.raises(UsageError, match="did you mean 'cifar100-resnet18-selfcon'"):
         load_recipe("cifar100-resnet-18-selfcon")
 

@@ -109,7 +109,7 @@ class Settings(Section):
     epochs: Count = 100
     batch_size: Count = 256
     lr: Positive | None = None
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32 - 1)] = 0
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     ema: Annotated[float, Field(ge=0, lt=1)] | None = None
     keep_epochs: tuple[Count, ...] = ()
@@ -142,12 +142,13 @@ class Settings(Section):
 
 def make_settings(*layers: Mapping[str, Any]) -> Settings:
     """Settings from layers of dotted names and values, later ones over earlier ones; all mistakes in one error."""
-    tree: dict[str, Any] = {}
+    # Over all defaults, so that one value of a section does not reset its neighbours.
+    tree: dict[str, Any] = Settings().model_dump(mode="json")
     wrong: list[str] = []
     for layer in layers:
         for name, value in flatten(layer).items():
             if name not in NAMES and not name.startswith("model_options."):
-                wrong.append(str(unknown_name("setting", name, NAMES)).rstrip("."))
+                wrong.append(str(unknown_name("setting", name, NAMES)).rstrip(".?"))
                 continue
             place = tree
             *sections, last = name.split(".")

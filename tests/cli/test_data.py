@@ -20,7 +20,7 @@ def run(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.Com
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
 

@@ -68,12 +68,13 @@ def test_twice_the_same_and_stopped_in_between(place: Path) -> None:
 
 
 def test_what_a_user_reads(place: Path) -> None:
-    done = run(*COMMAND, "--out", "x", cwd=place)
+    done = run(*COMMAND, "--keep-epochs", "[2]", "--out", "x", cwd=place)
     assert done.returncode == 0
     assert "accuracy, %" in done.stdout
     assert "ensemble" in done.stdout
     assert "Report: x/report.html" in done.stdout
-    assert "x is done already" in run(*COMMAND, "--out", "x", cwd=place).stdout
+    assert (place / "x" / "encoders" / "epoch-0002.safetensors").is_file()
+    assert "x is done already" in run(*COMMAND, "--keep-epochs=[2]", "--out", "x", cwd=place).stdout
     for verb in ("evaluate", "knn"):
         done = run(verb, "x", "--json", cwd=place)
         assert done.returncode == 0, done.stderr

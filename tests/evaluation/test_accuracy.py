@@ -40,3 +40,7 @@ def test_neighbours_against_a_loop() -> None:
     assert knn.accuracy(asked, labels, known, known_labels, k=7, temperature=0.2) == pytest.approx(5 * right)
     with pytest.raises(UsageError, match="at least 1"):
         knn.accuracy(asked, labels, known, known_labels, k=0)
+    with pytest.raises(UsageError, match="greater than 0"):
+        knn.accuracy(asked, labels, known, known_labels, temperature=0)
+    nearest = knn.accuracy(asked, labels, known, known_labels, k=1)
+    assert knn.accuracy(asked, labels, known, known_labels, k=20, temperature=1e-5) == nearest

@@ -66,6 +66,7 @@ def test_leftovers_of_a_broken_save_are_removed(tmp_path: Path) -> None:
 def test_a_run_folder_belongs_to_one_run_and_one_process(tmp_path: Path) -> None:
     with RunFolder.open(tmp_path / "run", Settings(), verb="fit") as run:
         run.write("results.json", "{}")
+        run.write("notes.txt", "mine")
         with pytest.raises(UsageError, match="is in use by process"):
             RunFolder.open(tmp_path / "run", Settings(), verb="fit")
     other = make_settings({"epochs": 7})
@@ -73,6 +74,7 @@ def test_a_run_folder_belongs_to_one_run_and_one_process(tmp_path: Path) -> None
         RunFolder.open(tmp_path / "run", other, verb="fit")
     with RunFolder.open(tmp_path / "run", other, verb="fit", overwrite=True) as run:
         assert not (run.path / "results.json").exists()
+        assert (run.path / "notes.txt").read_text() == "mine"
     reopened, settings = RunFolder.reopen(tmp_path / "run")
     with reopened:
         assert settings == other
@@ -81,8 +83,10 @@ def test_a_run_folder_belongs_to_one_run_and_one_process(tmp_path: Path) -> None
 def test_folders_that_are_no_runs(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "x.jpg").touch()
-    with pytest.raises(UsageError, match="is not empty and holds no run"):
-        RunFolder.open(tmp_path / "photos", Settings(), verb="fit")
+    for overwrite in (False, True):
+        with pytest.raises(UsageError, match="is not empty and holds no run"):
+            RunFolder.open(tmp_path / "photos", Settings(), verb="fit", overwrite=overwrite)
+        assert [path.name for path in (tmp_path / "photos").iterdir()] == ["x.jpg"]
     with pytest.raises(InputMissingError, match="holds no run"):
         RunFolder.reopen(tmp_path / "nothing")
     (tmp_path / "file").touch()

@@ -32,6 +32,11 @@ def test_the_papers_cifar_setting(step: int, expected: float) -> None:
     assert rate.at(step) == pytest.approx(expected, abs=1.5e-6)
 
 
+def test_a_warm_up_never_comes_from_above() -> None:
+    rate = plan(1e-3, Schedule(), epochs=50, steps_per_epoch=4, batch_size=2048)
+    assert max(rate.at(step) for step in range(200)) <= 1e-3
+
+
 def test_no_warm_up_for_small_batches() -> None:
     rate = plan(0.5, Schedule(), epochs=100, steps_per_epoch=10, batch_size=512)
     assert rate.at(0) == pytest.approx(0.0005 + 0.4995 * (1 + math.cos(math.pi / 100)) / 2)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +134,13 @@ def test_folders_of_other_sizes(tmp_path: Path) -> None:
     with pytest.warns(SelfconWarning, match="each epoch is one step"):
         result = selfcon.fit(data=str(root), out=tmp_path / "out [ü]", image_size=16, **SMALL)
     assert result["accuracy"]["ensemble"]["top1"] >= 0
+
+
+def test_eight_channels_and_an_odd_batch_do_not_break_the_process(stripes: Path, tmp_path: Path) -> None:
+    """They do with channels last on a CPU, in PyTorch 2.15: the process is aborted, so it must be another one."""
+    code = f"import selfcon; selfcon.fit(data={str(stripes)!r}, out='run', **{options(batch_size=29)!r})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_batch_of_singletons_trains_and_says_so(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import selfcon
 from selfcon.cli.parsing import Parser
 from selfcon.errors import SelfconError, SelfconWarning, UsageError, printable, unknown_name
 
-_OUT_OF_MEMORY = 78
+_OUT_OF_MEMORY, _INTERRUPTED = 78, 130
 
 VERBS = {
     "fit": ("selfcon.cli.fit", "train, probe every exit and their ensemble, write a report: the main job"),
@@ -43,6 +43,9 @@ def main(arguments: list[str] | None = None) -> None:
                 raise
             _say(str(error))
             sys.exit(error.exit_code)
+        except KeyboardInterrupt:
+            _say("Interrupted.")
+            sys.exit(_INTERRUPTED)
         except BrokenPipeError:  # the reader has seen enough
             sys.stdout = None
             sys.exit(0)

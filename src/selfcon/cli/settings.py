@@ -60,12 +60,14 @@ def read_settings(options: argparse.Namespace, unknown: list[str]) -> dict[str, 
         word = words.pop(0)
         if not word.startswith("--"):
             raise UsageError(f"No option takes the word {word!r}.")
-        name, equals, value = word.removeprefix("--").partition("=")
+        written, equals, value = word.removeprefix("--").partition("=")
+        name = written.replace("-", "_")
         if name not in NAMES and not name.startswith("model_options."):
-            raise unknown_name("option", f"--{name}", [*FLAGS, *(f"--{each}" for each in NAMES if "." in each)])
+            known = {flag_of(each) for each in NAMES}
+            raise unknown_name("option", f"--{written}", known)
         if not equals:
             if not words:
-                raise UsageError(f"--{name} needs a value.")
+                raise UsageError(f"--{written} needs a value.")
             value = words.pop(0)
         given[name] = parse_value(value)
     return given
@@ -89,9 +91,13 @@ def show_all_settings() -> None:
     """Every setting with its default."""
     from selfcon.config import Settings, flatten
 
-    flags = {setting: flag for flag, (setting, _, _) in FLAGS.items()}
     for name, value in flatten(Settings().model_dump(mode="json")).items():
-        sys.stdout.write(f"  {flags.get(name, '--' + name):32s}{value}\n")
+        sys.stdout.write(f"  {flag_of(name):32s}{value}\n")
+
+
+def flag_of(setting: str) -> str:
+    """How a setting is written on the command line."""
+    return f"--{setting}" if "." in setting else f"--{setting.replace('_', '-')}"
 
 
 def default_folder(settings: Any) -> Path:

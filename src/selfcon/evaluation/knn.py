@@ -16,12 +16,15 @@ def classify(
     """Class scores [N, C] of features [N, D]: votes of the k nearest, weighted by exp(cosine/temperature)."""
     if k < 1:
         raise UsageError(f"Neighbours must be at least 1, not {k}.")
+    if not temperature > 0:
+        raise UsageError(f"The temperature must be greater than 0, not {temperature}.")
     known = torch.nn.functional.normalize(known.float(), dim=1)
     scores = []
     for rows in features.float().split(_ROWS):
         cosine, nearest = (torch.nn.functional.normalize(rows, dim=1) @ known.T).topk(min(k, len(known)), dim=1)
         votes = torch.zeros(len(rows), classes, device=rows.device)
-        scores.append(votes.scatter_add_(1, known_labels[nearest], (cosine / temperature).exp()))
+        weights = ((cosine - cosine[:, :1]) / temperature).exp()  # the nearest weighs 1, whatever the temperature
+        scores.append(votes.scatter_add_(1, known_labels[nearest], weights))
     return torch.cat(scores)
 
 

@@ -6,7 +6,7 @@ A recipe of one's own is a YAML file of settings; `recipe: NAME` in it builds on
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from selfcon.config import flatten, read_yaml
-from selfcon.errors import unknown_name
+from selfcon.errors import UsageError, unknown_name
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,6 @@ class Recipe:
     settings: Mapping[str, Any]
     expected: str = "not reported in the paper"
     cost: str = ""
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def command(self) -> str:
@@ -35,7 +34,6 @@ class Recipe:
     def describe(self) -> str:
         """As a YAML file that opens with what to expect."""
         head = [f"# expected: {self.expected}", f"# cost: {self.cost}", f"# command: {self.command}"]
-        head += [f"# {note}" for note in self.notes]
         return "\n".join(head) + "\n" + yaml.safe_dump(dict(self.settings), sort_keys=False)
 
 
@@ -52,12 +50,14 @@ def list_recipes() -> list[str]:
     return sorted([*book["own"], *paper])
 
 
-def load_recipe(name: str) -> Recipe:
-    """The recipe of that name, or in that YAML file."""
+def load_recipe(name: str, above: tuple[str, ...] = ()) -> Recipe:
+    """The recipe of that name, or in that YAML file; `above` are the files that led to it."""
     if name.endswith((".yaml", ".yml")):
+        if name in above:
+            raise UsageError(f"The recipe {name} builds on itself.")
         tree = read_yaml(Path(name))
         base = tree.pop("recipe", None)
-        below = load_recipe(str(base)).settings if base is not None else {}
+        below = load_recipe(str(base), (*above, name)).settings if base is not None else {}
         return Recipe(name, {**below, **flatten(tree)})
     if name not in list_recipes():
         raise unknown_name("recipe", name, list_recipes())

@@ -22,6 +22,8 @@ _FORMAT = 1
 
 def parse_exits(text: str) -> list[Exit]:
     """Exits from how settings write them: `2:fc`, `1:fc,2:same`, or `none`."""
+    if not isinstance(text, str):
+        raise UsageError(f"exits are written as STAGE:STRUCTURE, such as 2:fc, not {text!r}.")
     if text in ("", "none"):
         return []
     exits = []

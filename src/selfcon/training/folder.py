@@ -19,6 +19,11 @@ from selfcon.config import Settings, differences, make_settings, read_yaml, writ
 from selfcon.errors import InputMissingError, StorageError, UsageError
 from selfcon.training.checkpoint import write_whole
 
+_WRITTEN = (
+    *("config.yaml", "environment.json", "metrics.jsonl", "model.safetensors", "model.json", "results.json"),
+    *("report.html", "checkpoints", "encoders", "tensorboard"),
+)
+
 
 class RunFolder:
     """A folder held by this process while it is open; leaving the `with` block lets go of it."""
@@ -35,6 +40,7 @@ class RunFolder:
         try:
             run = cls(path, lock)
             asked = path / "config.yaml"
+            _check_is_run(path)
             if overwrite:
                 run._clear()
             else:
@@ -91,25 +97,29 @@ class RunFolder:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
     def _clear(self) -> None:
-        for child in self.path.iterdir():
-            if child.name == ".lock":
-                continue
+        """Remove what a run writes, and nothing else."""
+        for name in _WRITTEN:
+            child = self.path / name
             if child.is_dir() and not child.is_symlink():
                 shutil.rmtree(child)
             else:
-                child.unlink()
+                child.unlink(missing_ok=True)
+
+
+def _check_is_run(path: Path) -> None:
+    """Nothing is written into, let alone removed from, a folder of something else."""
+    if not (path / "config.yaml").exists() and any(child.name != ".lock" for child in path.iterdir()):
+        (path / ".lock").unlink(missing_ok=True)
+        raise UsageError(f"{path} is not empty and holds no run: choose another --out.")
 
 
 def _check_same_run(path: Path, settings: Settings) -> None:
     asked = path / "config.yaml"
-    if asked.exists():
-        if changed := differences(make_settings(read_yaml(asked)), settings):
-            raise UsageError(
-                f"{path} holds a run with other settings ({'; '.join(changed)}): "
-                f"choose another --out, or start anew with --overwrite."
-            )
-    elif any(child.name != ".lock" for child in path.iterdir()):
-        raise UsageError(f"{path} is not empty and holds no run: choose another --out.")
+    if asked.exists() and (changed := differences(make_settings(read_yaml(asked)), settings)):
+        raise UsageError(
+            f"{path} holds a run with other settings ({'; '.join(changed)}): "
+            f"choose another --out, or start anew with --overwrite."
+        )
 
 
 def _hold(path: Path) -> IO[str]:

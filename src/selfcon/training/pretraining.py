@@ -9,12 +9,13 @@ from torch import Tensor, nn
 
 from selfcon.config import Settings
 from selfcon.data.policies import Policy
+from selfcon.data.random import Stream, permute
 from selfcon.data.resident import Batch, Resident
 from selfcon.evaluation import knn
 from selfcon.evaluation.accuracy import evaluating
 from selfcon.losses.methods import Method
 from selfcon.networks.multi_exit import MultiExitNetwork
-from selfcon.training.loop import Stage
+from selfcon.training.loop import Stage, memory_format
 
 
 class Pretraining(Stage):
@@ -54,7 +55,7 @@ class Pretraining(Stage):
         )
 
     def loss(self, batch: Batch) -> Tensor:
-        images = batch.images.contiguous(memory_format=torch.channels_last)
+        images = batch.images.contiguous(memory_format=memory_format(batch.images.device))
         settings = self._settings.loss
         return self._method.loss_from_output(
             self.net(images),
@@ -76,14 +77,12 @@ class Pretraining(Stage):
             self._keep_encoder(epoch + 1, module)
 
     def _knn(self, module: nn.Module) -> float:
-        """On samples that are spread evenly over the stored order; never on test images."""
+        """On samples that the seed chooses, the same ones each time; never on test images."""
         count = self._settings.watch.knn_samples
         if self._held_out is not None:
-            known, asked = _spread(self._train, count), _spread(self._held_out, count)
-            places = (self._train, known), (self._held_out, asked)
+            places = (self._train, self._some(self._train, count)), (self._held_out, self._some(self._held_out, count))
         else:
-            both = _spread(self._train, 2 * count)
-            known, asked = both[::2], both[1::2]
+            known, asked = self._some(self._train, 2 * count).chunk(2)
             places = (self._train, known), (self._train, asked)
         with evaluating(module):
             features = [
@@ -95,13 +94,9 @@ class Pretraining(Stage):
         labels = [data.labels[samples] for data, samples in places]
         return knn.accuracy(features[1], labels[1], features[0], labels[0])
 
+    def _some(self, data: Resident, count: int) -> Tensor:
+        return permute(len(data), seed=self.seed, epoch=0, stream=Stream.SPLIT, device=data.labels.device)[:count]
+
     def _plain(self, data: Resident, samples: Tensor) -> Iterator[Batch]:
         for part in samples.split(self.batch_size):
             yield data.batch(part, Policy(), seed=0, epoch=0, size=self._size)
-
-
-def _spread(data: Resident, count: int) -> Tensor:
-    device = data.labels.device
-    if count >= len(data):
-        return torch.arange(len(data), device=device)
-    return torch.linspace(0, len(data) - 1, count, device=device).long()

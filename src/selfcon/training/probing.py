@@ -12,7 +12,7 @@ from selfcon.config import Optim, Settings
 from selfcon.data.policies import Policy
 from selfcon.data.resident import Batch, Resident
 from selfcon.networks.multi_exit import MultiExitNetwork
-from selfcon.training.loop import Stage
+from selfcon.training.loop import Stage, memory_format
 
 
 class Probing(Stage):
@@ -41,7 +41,7 @@ class Probing(Stage):
 
     def loss(self, batch: Batch) -> Tensor:
         with torch.no_grad(), torch.autocast(self._device, dtype=self._precision, enabled=self._precision is not None):
-            features = self.net(batch.images.contiguous(memory_format=torch.channels_last)).features
+            features = self.net(batch.images.contiguous(memory_format=memory_format(batch.images.device))).features
         losses = [cross_entropy(self.module[name](features[name].float()), batch.labels) for name in features]  # type: ignore[index]
         return torch.stack(losses).sum()
 

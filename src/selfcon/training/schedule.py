@@ -30,7 +30,8 @@ class LearningRate:
         if epoch > self.warmup_epochs:
             return self._of_epoch(epoch)
         done = step / (self.warmup_epochs * self.steps_per_epoch)
-        start, end = self.settings.warmup_from, self._of_epoch(self.warmup_epochs)
+        end = self._of_epoch(self.warmup_epochs)
+        start = min(self.settings.warmup_from, end)
         return start + done * (end - start)
 
     def _of_epoch(self, epoch: int) -> float:

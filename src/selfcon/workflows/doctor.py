@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import statistics
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,7 +100,8 @@ def _examine_task(task: Task) -> tuple[dict[str, Any], list[str]]:
             advice.append("One view is enough here: selfcon costs about half as much.")
     seconds = _time_a_step(task)
     steps = -(-len(task.train) // settings.batch_size) * settings.epochs
-    found["a step"] = f"{1000 * seconds:.0f} ms, {settings.batch_size / seconds:,.0f} images/s"
+    in_a_step = min(settings.batch_size, len(task.train))
+    found["a step"] = f"{1000 * seconds:.0f} ms, {in_a_step / seconds:,.0f} images/s"
     found["pretraining"] = f"{steps:,} steps, about {_as_time(steps * seconds)}"
     found["memory so far"] = f"{peak_memory(task.device) / 1e9:.1f} GB"
     per_step = min(settings.batch_size, len(task.train)) / len(task.train)
@@ -120,15 +122,14 @@ def _time_a_step(task: Task) -> float:
         keep_encoder=lambda epoch, module: None,
     )
     times = []
-    for number, batch in enumerate(stage.batches(0, 0)):
+    batches = stage.batches(0, 0)
+    for _ in range(min(_STEPS + 1, stage.steps_per_epoch)):
         start = time.perf_counter()
-        stage.loss(batch).backward()
+        stage.loss(next(batches)).backward()
         if task.device.type == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
-        if number == _STEPS:
-            break
-    return min(times)
+    return statistics.median(times[1:] or times)  # the first one sets things up
 
 
 def _as_time(seconds: float) -> str:

@@ -20,6 +20,7 @@ from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.registry import create_model
 from selfcon.paper.recipes import load_recipe
 from selfcon.training.artifact import parse_exits
+from selfcon.training.loop import memory_format
 
 DEFAULT_RECIPE = "digits"
 
@@ -32,9 +33,7 @@ def collect_settings(recipe: str | None, given: Mapping[str, Any]) -> Settings:
     if recipe is None and "data" not in given:
         recipe = DEFAULT_RECIPE
     ground = dict(load_recipe(recipe).settings) if recipe is not None else {}
-    if "lr" in ground and "lr" not in given and "batch_size" in given and ground.get("optim.name", "sgd") != "adamw":
-        ground["lr"] *= float(given["batch_size"]) / ground["batch_size"]
-    settings, wrong = _try(lambda: make_settings(ground, given))
+    settings, wrong = _try(lambda: _scaled(ground, given))
     # Names that only other parts know are looked at too, so that all mistakes are told at once.
     for known, name in ((get_method, "method"), (get_policy, "augment.policy"), (parse_exits, "exits")):
         value = {**ground, **flatten(given)}.get(name)
@@ -44,6 +43,17 @@ def collect_settings(recipe: str | None, given: Mapping[str, Any]) -> Settings:
         raise UsageError("; ".join(sentence.rstrip(".") for sentence in wrong) + ".")
     assert isinstance(settings, Settings)
     return settings
+
+
+def _scaled(ground: Mapping[str, Any], given: Mapping[str, Any]) -> Settings:
+    below, settings = make_settings(ground), make_settings(ground, given)
+    if below.lr is None or "lr" in given:
+        return settings
+    if settings.optim.name != below.optim.name:
+        return make_settings(ground, given, {"lr": None})  # another optimiser needs a rate of its own
+    if settings.optim.name == "adamw" or settings.batch_size == below.batch_size:
+        return settings
+    return make_settings(ground, given, {"lr": below.lr * settings.batch_size / below.batch_size})
 
 
 def _try(work: Callable[[], Any]) -> tuple[Any, list[str]]:
@@ -108,7 +118,7 @@ class Task:
         name, exits, more = options.pop("name"), parse_exits(options.pop("exits")), options.pop("options")
         torch.manual_seed(self.settings.seed)
         net = create_model(name, exits=exits, **options, **more)
-        return net.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+        return net.to(self.device, memory_format=memory_format(self.device))  # type: ignore[call-overload, no-any-return]
 
 
 def check_settings(settings: Settings) -> Method:
