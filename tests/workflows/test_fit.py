@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +18,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import selfcon
-from selfcon.errors import DataError, InputMissingError, NonFiniteError, SelfconWarning, UsageError
+from selfcon.errors import DataError, InputMissingError, NonFiniteError, SelfconWarning, StoppedError, UsageError
 from selfcon.training.artifact import load_model, parse_exits
 from selfcon.workflows.doctor import examine, expected_positives
+from tests.workflows.conftest import write_stripes
 
 SMALL: dict[str, Any] = {"width": 0.125, "epochs": 2, "batch_size": 32, "probe.epochs": 3, "device": "cpu"}
 
@@ -141,6 +145,45 @@ def test_eight_channels_and_an_odd_batch_do_not_break_the_process(stripes: Path,
     code = f"import selfcon; selfcon.fit(data={str(stripes)!r}, out='run', **{options(batch_size=29)!r})"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_last_batch_of_one_image_is_foreseen(tmp_path: Path) -> None:
+    data = write_stripes(tmp_path / "x.npz", train=33, side=8)
+    with pytest.raises(UsageError, match="choose another --batch-size than 32"):
+        selfcon.fit(data=str(data), out=tmp_path / "run", **SMALL)
+    selfcon.fit(data=str(data), out=tmp_path / "run2", **options(batch_size=31))
+
+
+def test_other_data_under_the_same_name_are_noticed(tmp_path: Path) -> None:
+    data = write_stripes(tmp_path / "x.npz")
+    selfcon.pretrain(data=str(data), out=tmp_path / "run", **SMALL)
+    write_stripes(data, train=100)
+    with pytest.raises(UsageError, match=r"has changed since .* began \(test, train\)"):
+        selfcon.probe(tmp_path / "run", device="cpu")
+    write_stripes(data)
+    selfcon.probe(tmp_path / "run", device="cpu")
+    write_stripes(data, test=40)
+    with pytest.raises(UsageError, match=r"is not what .* was trained on"):
+        selfcon.evaluate(tmp_path / "run")
+
+
+@pytest.mark.parametrize("place", ["prepare", "predict", "write_report"])
+def test_signals_outside_the_loop(place: str, stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("selfcon.workflows.fit")
+    original = getattr(module, place)
+
+    def interrupted(*args: Any, **keywords: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return original(*args, **keywords)
+
+    monkeypatch.setattr(module, place, interrupted)
+    if place == "write_report":  # so near the end, it is ended
+        assert selfcon.fit(data=str(stripes), out=tmp_path / "run", **SMALL)["accuracy"]
+        return
+    with pytest.raises(StoppedError, match="Stopped by SIGTERM"):
+        selfcon.fit(data=str(stripes), out=tmp_path / "run", **SMALL)
+    monkeypatch.undo()
+    assert selfcon.fit(data=str(stripes), out=tmp_path / "run", **SMALL)["accuracy"]
 
 
 def test_a_batch_of_singletons_trains_and_says_so(tmp_path: Path) -> None:

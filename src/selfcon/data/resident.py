@@ -6,6 +6,7 @@ is made. N samples, B in a batch, V views, S output side.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -109,6 +110,15 @@ def make_resident(
     labels = torch.from_numpy(images.labels).to(device)
     mean, std = (like.mean, like.std) if like is not None else measure(stored)
     return Resident(stored, labels, mean.to(device), std.to(device), images.may_flip)
+
+
+def fingerprint(data: Resident) -> str:
+    """SHA-256 of all stored pixels and labels, in order."""
+    digest = hashlib.sha256(str(tuple(data.pixels.shape)).encode())
+    digest.update(data.labels.cpu().numpy().tobytes())
+    for part in data.pixels.split(4096):
+        digest.update(part.cpu().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def measure(pixels: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from selfcon.training.checkpoint import write_whole
 
 _WRITTEN = (
     *("config.yaml", "environment.json", "metrics.jsonl", "model.safetensors", "model.json", "results.json"),
-    *("report.html", "checkpoints", "encoders", "tensorboard"),
+    *("data.json", "report.html", "checkpoints", "encoders", "tensorboard"),
 )
 
 

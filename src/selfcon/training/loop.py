@@ -24,7 +24,7 @@ from selfcon.training.folder import RunFolder
 from selfcon.training.optimizers import create_optimizer
 from selfcon.training.progress import Reporter
 from selfcon.training.schedule import plan
-from selfcon.training.signals import watch
+from selfcon.training.signals import Stop
 
 _MOST_SKIPPED = 20  # steps in a row that float16's scaler may skip to find its scale
 
@@ -69,18 +69,20 @@ def train(
     run: RunFolder,
     *,
     device: torch.device,
+    stop: Stop,
     log: Callable[[dict[str, Any]], None] | None = None,
     minutes_between_saves: float = 5.0,
 ) -> nn.Module:
     """Train a stage to its end, from its newest checkpoint if there is one; returns the (averaged) module.
 
-    `log` is told what is noted of every epoch.
+    `stop` is looked at after every step: when it is set, a checkpoint is written and StoppedError raised. `log` is told
+    what is noted of every epoch.
     """
     worker = _Worker(stage, run, device)
     worker.restore()
     if worker.epoch >= stage.epochs:
         return worker.result
-    with watch() as stop, Reporter(stage.name, stage.epochs, stage.samples) as reporter:
+    with Reporter(stage.name, stage.epochs, stage.samples) as reporter:
         last_save = time.monotonic()
         while worker.epoch < stage.epochs:
             for batch in stage.batches(worker.epoch, worker.batch):
@@ -97,6 +99,7 @@ def train(
             if log is not None:
                 log(line)
         worker.save()
+        stop.check()
     return worker.result
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from selfcon.config import make_settings, read_yaml
-from selfcon.data.resident import Resident, make_resident
+from selfcon.data.resident import Resident, fingerprint, make_resident
 from selfcon.data.source import Images, Source
 from selfcon.data.sources import load
 from selfcon.errors import DataError, UsageError
@@ -35,6 +35,8 @@ def evaluate(
         raise UsageError(f"{source.name} has no split {split!r}; it has {', '.join(source.splits())}.")
     chosen = choose_device(device)
     resident = _resident(images, facts, chosen)
+    if data is None:
+        _check_unchanged(run_folder, facts, {split: resident})
     accuracy = summarise(predict(net.to(chosen), resident, size=facts["image_size"]))
     return {"data": source.name, "split": split, "images": len(resident), "accuracy": accuracy}
 
@@ -46,6 +48,7 @@ def knn(run_folder: str | Path, *, k: int = 20, temperature: float = 0.07, devic
     net = net.to(chosen)
     size = facts["image_size"]
     train, test = (_resident(images, facts, chosen) for images in (source.train, source.test))
+    _check_unchanged(run_folder, facts, {"train": train, "test": test})
     known, asked = embed(net, train, size=size), embed(net, test, size=size)
     accuracy = {
         name: neighbours.accuracy(
@@ -54,6 +57,15 @@ def knn(run_folder: str | Path, *, k: int = 20, temperature: float = 0.07, devic
         for name in net.names
     }
     return {"data": source.name, "k": k, "images": len(test), "accuracy": accuracy}
+
+
+def _check_unchanged(run_folder: str | Path, facts: dict[str, Any], splits: dict[str, Resident]) -> None:
+    for split, data in splits.items():
+        if facts["data_sha256"].get(split) != fingerprint(data):
+            raise UsageError(
+                f"{facts['data']} is not what {run_folder} was trained on ({split} differs): "
+                f"name other data with --data."
+            )
 
 
 def _open(run_folder: str | Path, data: str | None) -> tuple[MultiExitNetwork, dict[str, Any], Source]:

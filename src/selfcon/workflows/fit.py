@@ -22,6 +22,7 @@ from selfcon.training.logging import check_logs, open_logs
 from selfcon.training.loop import train as train_stage
 from selfcon.training.pretraining import Pretraining
 from selfcon.training.probing import Probing
+from selfcon.training.signals import Stop, watch
 from selfcon.workflows.task import Task, check_settings, choose_device, collect_settings, prepare
 
 Result = dict[str, Any]
@@ -110,18 +111,29 @@ def _work(run: RunFolder, settings: Settings, device: torch.device, log: Sequenc
     done: Result | None = run.read_json("results.json")
     if done is not None and (not probe or "accuracy" in done):
         return {**done, "already_done": True}
-    task = prepare(settings, device)
+    with watch() as stop:
+        return _run(run, settings, device, log, stop, probe=probe)
+
+
+def _run(
+    run: RunFolder, settings: Settings, device: torch.device, log: Sequence[str], stop: Stop, *, probe: bool
+) -> Result:
     write_log = open_logs(log, run.path, settings.model_dump(mode="json"))
+    task = prepare(settings, device)
+    task.check_last_batch()
+    _check_same_data(task, run)
+    stop.check()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    net = _train_encoder(task, run, write_log)
+    net = _train_encoder(task, run, write_log, stop)
     accuracy = None
     if task.method.stages == 1 or probe:
         if task.method.stages == 2:
-            _train_probe(task, net, run, write_log)
+            _train_probe(task, net, run, write_log, stop)
         test = predict(net, task.test, size=task.size)
         val = None if task.val is None else predict(net, task.val, size=task.size)
         accuracy = summarise(test, predict(net, task.train, size=task.size))
+        stop.check()
         _write_model(task, net, run)
         result = _result(task, run, accuracy, val)
         write_report(
@@ -144,7 +156,20 @@ def _work(run: RunFolder, settings: Settings, device: torch.device, log: Sequenc
 Log = Callable[[dict[str, Any]], None] | None
 
 
-def _train_encoder(task: Task, run: RunFolder, log: Log) -> MultiExitNetwork:
+def _check_same_data(task: Task, run: RunFolder) -> None:
+    """A run that is gone on with must see the data that it began with."""
+    before, now = run.read_json("data.json"), task.fingerprints()
+    if before is None:
+        run.write("data.json", json.dumps(now, indent=1) + "\n")
+    elif before != now:
+        changed = ", ".join(sorted(name for name in {*before, *now} if before.get(name) != now.get(name)))
+        raise UsageError(
+            f"{task.settings.data} has changed since {run.path} began ({changed}): "
+            f"bring it back, or start anew with --overwrite."
+        )
+
+
+def _train_encoder(task: Task, run: RunFolder, log: Log, stop: Stop) -> MultiExitNetwork:
     stage = Pretraining(
         task.build_network(classifiers=task.method.stages == 1),
         task.train,
@@ -155,16 +180,16 @@ def _train_encoder(task: Task, run: RunFolder, log: Log) -> MultiExitNetwork:
         size=task.size,
         keep_encoder=lambda epoch, module: save_encoder(run, epoch, module),
     )
-    trained = train_stage(stage, run, device=task.device, log=log)
+    trained = train_stage(stage, run, device=task.device, stop=stop, log=log)
     assert isinstance(trained, MultiExitNetwork)
     return trained
 
 
-def _train_probe(task: Task, net: MultiExitNetwork, run: RunFolder, log: Log) -> None:
+def _train_probe(task: Task, net: MultiExitNetwork, run: RunFolder, log: Log, stop: Stop) -> None:
     """Put trained classifiers on the network."""
     policy = task.policy(task.settings.probe.augment)
     stage = Probing(net, task.train, classes=len(task.classes), settings=task.settings, policy=policy, size=task.size)
-    classifiers = train_stage(stage, run, device=task.device, log=log)
+    classifiers = train_stage(stage, run, device=task.device, stop=stop, log=log)
     assert isinstance(classifiers, nn.ModuleDict)
     net.classifiers.update(dict(classifiers.items()))
 
@@ -179,6 +204,7 @@ def _write_model(task: Task, net: MultiExitNetwork, run: RunFolder) -> None:
         "image_size": task.size,
         "mean": task.train.mean.tolist(),
         "std": task.train.std.tolist(),
+        "data_sha256": run.read_json("data.json"),
     }
     save_model(run, net, facts)
 

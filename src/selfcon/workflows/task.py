@@ -11,7 +11,7 @@ import torch
 
 from selfcon.config import Augment, Settings, flatten, make_settings
 from selfcon.data.policies import Policy, get_policy
-from selfcon.data.resident import Resident, make_resident
+from selfcon.data.resident import Resident, fingerprint, make_resident
 from selfcon.data.source import Source
 from selfcon.data.sources import load
 from selfcon.errors import SelfconWarning, UsageError
@@ -92,6 +92,11 @@ class Task:
     def classes(self) -> tuple[str, ...]:
         return self.source.classes
 
+    def fingerprints(self) -> dict[str, str]:
+        """What tells these data from others, by split."""
+        splits = {"train": self.train, "val": self.val, "test": self.test}
+        return {name: fingerprint(data) for name, data in splits.items() if data is not None}
+
     def policy(self, augment: Augment) -> Policy:
         """The policy that the settings name; data that must not be mirrored never are."""
         policy = replace(get_policy(augment.policy), scale=augment.scale)
@@ -111,6 +116,21 @@ class Task:
             "num_classes": len(self.classes) if classifiers else None,
             "options": dict(settings.model_options),
         }
+
+    def check_last_batch(self) -> None:
+        """Refuse an epoch whose last batch is one image, where batch normalisation cannot live with that."""
+        if len(self.train) % self.settings.batch_size * self.method.views != 1:
+            return
+        options = self.network_options(classifiers=False)
+        name, exits, more = options.pop("name"), parse_exits(options.pop("exits")), options.pop("options")
+        try:
+            with torch.device("meta"):
+                create_model(name, exits=exits, **options, **more)(torch.empty(1, 3, self.size, self.size))
+        except ValueError as error:
+            raise UsageError(
+                f"The last batch of an epoch would hold one image, too few for batch normalisation at {self.size} "
+                f"pixels: choose another --batch-size than {self.settings.batch_size}."
+            ) from error
 
     def build_network(self, *, classifiers: bool) -> MultiExitNetwork:
         """A fresh network on the device, its weights drawn from the seed."""
