@@ -213,6 +213,8 @@ def test_only_what_is_needed_of_an_npz_is_unpacked(tmp_path: Path) -> None:
 def test_a_path_is_never_a_name(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder.rename(tmp_path / "digits")
+    with pytest.raises(InputMissingError, match="did you mean 'digits'"):
+        selfcon.data.load(Path("digit"))
     assert len(selfcon.data.load(Path("digits")).train) == 18
     assert len(selfcon.data.load("./digits").train) == 18
     assert len(selfcon.data.load("digits").train) == 1437

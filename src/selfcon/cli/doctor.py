@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 
 from selfcon.cli.parsing import Parser, print_json
-from selfcon.cli.settings import add_settings, read_settings, show_all_settings
+from selfcon.cli.settings import add_settings, read_settings
 
 takes_settings = True
 
@@ -19,9 +19,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, unknown: list[str]) -> int:
-    if options.help_all:
-        show_all_settings()
-        return 0
     given = read_settings(options, unknown)
     from selfcon.workflows.doctor import examine
 

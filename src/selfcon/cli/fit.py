@@ -11,7 +11,7 @@ import argparse
 
 from selfcon.cli.parsing import Parser
 from selfcon.cli.results import show_result
-from selfcon.cli.settings import add_settings, default_folder, read_settings, show_all_settings
+from selfcon.cli.settings import add_settings, default_folder, read_settings
 
 VERB = "fit"
 takes_settings = True
@@ -22,9 +22,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, unknown: list[str]) -> int:
-    if options.help_all:
-        show_all_settings()
-        return 0
     return run_training(options, unknown, VERB)
 
 

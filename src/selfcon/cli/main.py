@@ -13,6 +13,7 @@ from typing import TextIO
 
 import selfcon
 from selfcon.cli.parsing import Parser
+from selfcon.cli.settings import show_all_settings
 from selfcon.errors import SelfconError, SelfconWarning, UsageError, printable, unknown_name
 
 _OUT_OF_MEMORY, _INTERRUPTED = 78, 130
@@ -69,7 +70,11 @@ def run(arguments: list[str]) -> int:
     parser = Parser(prog=f"selfcon {verb}", description=module.__doc__)
     module.add_arguments(parser)
     if getattr(module, "takes_settings", False):
-        code: int = module.run(*parser.parse_known_args(rest))
+        options, words = parser.parse_known_args(rest)
+        if options.help_all:
+            show_all_settings()
+            return 0
+        code: int = module.run(options, words)
     else:
         code = module.run(parser.parse(rest))
     return code

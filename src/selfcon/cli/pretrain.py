@@ -10,7 +10,7 @@ import argparse
 
 from selfcon.cli.fit import run_training
 from selfcon.cli.parsing import Parser
-from selfcon.cli.settings import add_settings, show_all_settings
+from selfcon.cli.settings import add_settings
 
 takes_settings = True
 
@@ -20,7 +20,4 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, unknown: list[str]) -> int:
-    if options.help_all:
-        show_all_settings()
-        return 0
     return run_training(options, unknown, "pretrain")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import lzma
 import math
 import zipfile
@@ -86,6 +87,9 @@ def _load_file(path: Path) -> Source:
         raise DataError(f"{path} is neither an .npz nor a file that `selfcon data pack` wrote.")
     if path.suffix or len(path.parts) > 1:
         raise InputMissingError(f"There is no file or folder {path}.")
+    beside = [child.name for child in Path().iterdir() if child.is_dir() or child.suffix]
+    if near := difflib.get_close_matches(str(path), beside, n=1, cutoff=0.8):
+        raise InputMissingError(f"There is no file or folder {path}; did you mean {near[0]!r}?")
     raise unknown_name("data set (and there is no folder of that name)", str(path), _BY_NAME)
 
 

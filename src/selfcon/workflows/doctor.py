@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from selfcon.training.folder import describe_environment
-from selfcon.training.pretraining import Pretraining
-from selfcon.workflows.fit import peak_memory
+from selfcon.workflows.fit import make_pretraining, peak_memory
 from selfcon.workflows.task import Task, choose_device, collect_settings, prepare
 
 _STEPS = 3
@@ -111,16 +110,7 @@ def _examine_task(task: Task) -> tuple[dict[str, Any], list[str]]:
 
 
 def _time_a_step(task: Task) -> float:
-    stage = Pretraining(
-        task.build_network(classifiers=task.method.stages == 1),
-        task.train,
-        task.val,
-        method=task.method,
-        settings=task.settings,
-        policy=task.policy(task.settings.augment),
-        size=task.size,
-        keep_encoder=lambda epoch, module: None,
-    )
+    stage = make_pretraining(task, lambda epoch, module: None)
     times = []
     batches = stage.batches(0, 0)
     for _ in range(min(_STEPS + 1, stage.steps_per_epoch)):

@@ -169,8 +169,9 @@ def _check_same_data(task: Task, run: RunFolder) -> None:
         )
 
 
-def _train_encoder(task: Task, run: RunFolder, log: Log, stop: Stop) -> MultiExitNetwork:
-    stage = Pretraining(
+def make_pretraining(task: Task, keep_encoder: Callable[[int, nn.Module], None]) -> Pretraining:
+    """The first stage of a task, with a fresh network."""
+    return Pretraining(
         task.build_network(classifiers=task.method.stages == 1),
         task.train,
         task.val,
@@ -178,8 +179,12 @@ def _train_encoder(task: Task, run: RunFolder, log: Log, stop: Stop) -> MultiExi
         settings=task.settings,
         policy=task.policy(task.settings.augment),
         size=task.size,
-        keep_encoder=lambda epoch, module: save_encoder(run, epoch, module),
+        keep_encoder=keep_encoder,
     )
+
+
+def _train_encoder(task: Task, run: RunFolder, log: Log, stop: Stop) -> MultiExitNetwork:
+    stage = make_pretraining(task, lambda epoch, module: save_encoder(run, epoch, module))
     trained = train_stage(stage, run, device=task.device, stop=stop, log=log)
     assert isinstance(trained, MultiExitNetwork)
     return trained
