@@ -116,6 +116,11 @@ def test_recipes_hold_the_papers_settings(tmp_path: Path) -> None:
     (tmp_path / "lr.yaml").write_text("data: x.npz\nlr: 0.01\noptim: {name: sgd}\n")
     assert collect_settings(str(tmp_path / "lr.yaml"), {"batch_size": 128}).lr == 0.005
     assert collect_settings("cifar100-resnet18-selfcon", {"optim.name": "adamw"}).learning_rate == 3e-3
+    (tmp_path / "typo.yaml").write_text("data: x.npz\nepochs: many\nlr_: 1\n")
+    with pytest.raises(
+        UsageError, match=r"In .*typo.yaml: .*did you mean 'lr'.*epochs should be .*batch_size should be"
+    ):
+        collect_settings(str(tmp_path / "typo.yaml"), {"batch_size": "x"})
     loop = tmp_path / "loop.yaml"
     loop.write_text(f"recipe: {loop}\n")
     with pytest.raises(UsageError, match="builds on itself"):

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from selfcon.networks.multi_exit import Output as Output
     from selfcon.networks.registry import create_model as create_model
     from selfcon.networks.registry import list_models as list_models
-    from selfcon.workflows.evaluate import evaluate as evaluate
-    from selfcon.workflows.evaluate import knn as knn
-    from selfcon.workflows.fit import fit as fit
-    from selfcon.workflows.fit import pretrain as pretrain
-    from selfcon.workflows.fit import probe as probe
-    from selfcon.workflows.fit import train as train
+    from selfcon.workflows.measures import evaluate as evaluate
+    from selfcon.workflows.measures import knn as knn
+    from selfcon.workflows.pipeline import fit as fit
+    from selfcon.workflows.pipeline import pretrain as pretrain
+    from selfcon.workflows.pipeline import probe as probe
+    from selfcon.workflows.pipeline import train as train
 
 __version__ = "0.1.0.dev0"
 
@@ -47,12 +47,12 @@ _NAMES = {
     "Output": "selfcon.networks.multi_exit",
     "create_model": "selfcon.networks.registry",
     "list_models": "selfcon.networks.registry",
-    "evaluate": "selfcon.workflows.evaluate",
-    "knn": "selfcon.workflows.evaluate",
-    "fit": "selfcon.workflows.fit",
-    "pretrain": "selfcon.workflows.fit",
-    "probe": "selfcon.workflows.fit",
-    "train": "selfcon.workflows.fit",
+    "evaluate": "selfcon.workflows.measures",
+    "knn": "selfcon.workflows.measures",
+    "fit": "selfcon.workflows.pipeline",
+    "pretrain": "selfcon.workflows.pipeline",
+    "probe": "selfcon.workflows.pipeline",
+    "train": "selfcon.workflows.pipeline",
 }
 __all__ = list(_NAMES)
 __getattr__, __dir__ = attach(__name__, _NAMES)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from selfcon.errors import InputMissingError, UsageError, unknown_name
 
@@ -18,6 +18,16 @@ Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
+
+
+def _as_list(value: Any) -> Any:
+    """On a command line, 5 is the list of it and 5,10 a list of two."""
+    if isinstance(value, str):
+        return value.split(",")
+    return [value] if isinstance(value, int | float) else value
+
+
+Several = BeforeValidator(_as_list)
 
 
 class Section(BaseModel):
@@ -48,7 +58,7 @@ class Schedule(Section):
     warmup_epochs: Annotated[int, Field(ge=0)] | None = None
     warmup_from: NotNegative = 0.01
     floor: Share = 1e-3
-    milestones: tuple[Share, ...] = (0.6, 0.8)
+    milestones: Annotated[tuple[Share, ...], Several] = (0.6, 0.8)
     gamma: Share = 0.1
 
 
@@ -112,7 +122,7 @@ class Settings(Section):
     seed: Annotated[int, Field(ge=0, lt=2**32 - 1)] = 0
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     ema: Annotated[float, Field(ge=0, lt=1)] | None = None
-    keep_epochs: tuple[Count, ...] = ()
+    keep_epochs: Annotated[tuple[Count, ...], Several] = ()
 
     optim: Optim = Optim()
     schedule: Schedule = Schedule()

@@ -68,7 +68,7 @@ def test_twice_the_same_and_stopped_in_between(place: Path) -> None:
 
 
 def test_what_a_user_reads(place: Path) -> None:
-    done = run(*COMMAND, "--keep-epochs", "[2]", "--out", "x", cwd=place)
+    done = run(*COMMAND, "--keep-epochs", "2", "--out", "x", cwd=place)
     assert done.returncode == 0
     assert "accuracy, %" in done.stdout
     assert "ensemble" in done.stdout
@@ -83,7 +83,7 @@ def test_what_a_user_reads(place: Path) -> None:
     assert "positives of an anchor" in done.stdout
 
 
-@pytest.mark.parametrize("verb", ["fit", "pretrain", "probe", "train", "evaluate", "knn", "doctor"])
+@pytest.mark.parametrize("verb", ["fit", "pretrain", "probe", "train", "evaluate", "knn", "doctor", "recipes"])
 def test_help_fits_a_screen_and_shows_an_example(verb: str, tmp_path: Path) -> None:
     done = run(verb, "--help", cwd=tmp_path, COLUMNS="120")
     assert done.returncode == 0
@@ -110,7 +110,8 @@ def test_selfcon_help_is_quick(tmp_path: Path) -> None:
         (["fit", "--epoch", "3"], 64, "did you mean '--epochs'"),
         (["fit", "--optim.momentun", "3"], 64, "did you mean '--optim.momentum'"),
         (["fit", "--optim.momentum"], 64, "--optim.momentum needs a value"),
-        (["fit", "--epochs", "many"], 64, "invalid int value: 'many'"),
+        (["fit", "--epochs", "many"], 64, "epochs should be a valid integer"),
+        (["fit", "--epochs", "many", "--lrr=3", "--width", "nan", "word"], 64, "did you mean '--lr'? No option takes"),
         (["fit", "--epochs", "0", "--lr", "nan", "--method", "selfconn"], 64, "did you mean 'selfcon'"),
         (["fit", "--recipe", "cifar-resnet18-selfcon"], 64, "Unknown recipe"),
         (["fit", "--data", "nowhere/x.npz"], 66, "There is no file or folder nowhere/x.npz"),

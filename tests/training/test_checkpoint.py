@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,14 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path: Path, damag
     assert found.facts["epoch"] == 1
     (tmp_path / "step-000000001" / "state.json").unlink()
     with pytest.warns(SelfconWarning), pytest.raises(StorageError, match=r"No checkpoint in .* can be read"):
+        load_newest(tmp_path)
+
+
+def test_one_of_another_version_is_not_taken_for_damage(tmp_path: Path) -> None:
+    fill(tmp_path, 2)
+    facts = tmp_path / "step-000000002" / "state.json"
+    facts.write_text(json.dumps({**json.loads(facts.read_text()), "format": 99}))
+    with pytest.raises(UsageError, match="is of format 99, and this version of selfcon reads format 1"):
         load_newest(tmp_path)
 
 

@@ -122,9 +122,124 @@ def test_precisions_and_optimisers(stripes: Path, tmp_path: Path, precision: str
 
 def test_a_loss_that_is_not_finite_ends_the_run(stripes: Path, tmp_path: Path) -> None:
     more = {"optim.name": "sgd", "lr": 1e30}
-    with pytest.raises(NonFiniteError, match=r"not finite|NaN or infinity") as caught:
+    with pytest.raises(
+        NonFiniteError, match=r"at step 2 of pretrain \(epoch 1\).* There is no checkpoint yet"
+    ) as caught:
         selfcon.fit(data=str(stripes), out=tmp_path / "run", **options(**more))
     assert caught.value.exit_code == 76
+
+
+def test_a_step_that_is_not_finite_names_the_last_checkpoint(
+    stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, run = importlib.import_module("selfcon.training.loop"), tmp_path / "run"
+    stop_at(monkeypatch, 1, signal.SIGTERM)
+    with pytest.raises(StoppedError):
+        selfcon.fit(data=str(stripes), out=run, **SMALL)
+    monkeypatch.undo()
+    before = {path: path.read_bytes() for path in (run / "checkpoints").rglob("state.*")}
+    original = loop.Trainer.update
+
+    def broken(self: Any, batch: Any, step: int) -> Any:
+        if step == 3:
+            next(iter(self.stage.module.parameters())).data.fill_(float("nan"))
+        return original(self, batch, step)
+
+    monkeypatch.setattr(loop.Trainer, "update", broken)
+    with pytest.raises(NonFiniteError, match=r"at step 4 of pretrain .* The last checkpoint is .*step-000000002"):
+        selfcon.fit(data=str(stripes), out=run, **SMALL)
+    assert {path: path.read_bytes() for path in (run / "checkpoints").rglob("state.*")} == before
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals, stage: str = "pretrain") -> None:
+    """Send a signal to this process in the middle of an update."""
+    trainer = importlib.import_module("selfcon.training.loop").Trainer
+    original = trainer.update
+
+    def update(self: Any, batch: Any, at: int) -> Any:
+        loss = original(self, batch, at)
+        if (self.stage.name, at) == (stage, step):
+            os.kill(os.getpid(), number)
+        return loss
+
+    monkeypatch.setattr(trainer, "update", update)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("stage", ["pretrain", "probe"])
+def test_stopped_anywhere_it_ends_with_the_same_bytes(
+    number: signal.Signals, stage: str, stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = {"ema": 0.9, "precision": "fp16", "optim.clip_norm": 1.0, "probe.batch_size": 32}
+    kept = {"data": str(stripes), **options(**more)}
+    whole = selfcon.fit(out=tmp_path / "whole", **kept)
+    stop_at(monkeypatch, 4, number, stage)
+    with pytest.raises(StoppedError, match=number.name) as caught:
+        selfcon.fit(out=tmp_path / "run", **kept)
+    assert caught.value.exit_code == 75
+    monkeypatch.undo()
+    newest = max((tmp_path / "run" / "checkpoints" / stage).iterdir())
+    assert json.loads((newest / "state.json").read_text())["batch"] == 2  # in the middle of the second epoch of three
+    again = selfcon.fit(out=tmp_path / "run", **kept)
+    assert again["accuracy"] == whole["accuracy"]
+    same = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "run")]
+    assert same[0] == same[1]
+
+
+_ABRUPT = """
+import os, signal, sys
+from selfcon.cli.main import main
+from selfcon.training import loop
+update, save = loop.Trainer.update, loop._Worker.save
+def updated(self, batch, step):
+    loss = update(self, batch, step)
+    if step == 4:
+        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+    return loss
+def saved(self):
+    if self.step_number == 5:  # the first signal is being served
+        os.kill(os.getpid(), signal.SIGINT)
+    save(self)
+loop.Trainer.update, loop._Worker.save = updated, saved
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGKILL", -9)])
+def test_ended_at_once_it_goes_on_with_the_same_bytes(number: str, code: int, stripes: Path, tmp_path: Path) -> None:
+    arguments = ["fit", "--data", str(stripes), "--out", str(tmp_path / "run"), "--epochs", "2", "--batch-size", "32"]
+    arguments += ["--width", "0.125", "--probe.epochs", "3", "--device", "cpu"]
+    ended = subprocess.run([sys.executable, "-c", _ABRUPT, number, *arguments], check=False, capture_output=True)
+    assert ended.returncode == code, ended.stderr
+    assert selfcon.fit(data=str(stripes), out=tmp_path / "run", **SMALL)["accuracy"]
+    selfcon.fit(data=str(stripes), out=tmp_path / "whole", **SMALL)
+    same = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "run")]
+    assert same[0] == same[1]
+
+
+def test_a_report_that_failed_is_written_the_next_time(
+    stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = importlib.import_module("selfcon.workflows.pipeline")
+    monkeypatch.setattr(pipeline, "render_report", lambda **_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        selfcon.fit(data=str(stripes), out=tmp_path / "run", **SMALL)
+    assert (tmp_path / "run" / "results.json").exists()
+    monkeypatch.undo()
+    selfcon.fit(data=str(stripes), out=tmp_path / "run", **SMALL)
+    assert (tmp_path / "run" / "report.html").exists()
+    assert selfcon.fit(data=str(stripes), out=tmp_path / "run", **SMALL)["already_done"]
+
+
+def test_a_probe_waits_for_the_whole_pretraining(
+    stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_at(monkeypatch, 4, signal.SIGTERM)
+    with pytest.raises(StoppedError):
+        selfcon.pretrain(data=str(stripes), out=tmp_path / "run", **SMALL)
+    monkeypatch.undo()
+    with pytest.raises(UsageError, match="pretrained for 1 of 2 epochs"):
+        selfcon.probe(tmp_path / "run")
 
 
 def test_folders_of_other_sizes(tmp_path: Path) -> None:
@@ -171,9 +286,9 @@ def test_other_data_under_the_same_name_are_noticed(tmp_path: Path) -> None:
         selfcon.evaluate(tmp_path / "run")
 
 
-@pytest.mark.parametrize("place", ["prepare", "predict", "write_report"])
+@pytest.mark.parametrize("place", ["prepare", "predict", "render_report"])
 def test_signals_outside_the_loop(place: str, stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("selfcon.workflows.fit")
+    module = importlib.import_module("selfcon.workflows.pipeline")
     original = getattr(module, place)
 
     def interrupted(*args: Any, **keywords: Any) -> Any:
@@ -181,7 +296,7 @@ def test_signals_outside_the_loop(place: str, stripes: Path, tmp_path: Path, mon
         return original(*args, **keywords)
 
     monkeypatch.setattr(module, place, interrupted)
-    if place == "write_report":  # so near the end, it is ended
+    if place == "render_report":  # so near the end, it is ended
         assert selfcon.fit(data=str(stripes), out=tmp_path / "run", **SMALL)["accuracy"]
         return
     with pytest.raises(StoppedError, match="Stopped by SIGTERM"):
@@ -233,7 +348,14 @@ def test_doctor(stripes: Path) -> None:
     assert bare.machine["cores"]
     assert bare.task == {}
     findings = examine(data=str(stripes), width=0.125, batch_size=2, method="supcon", device="cpu")
-    assert "positives of an anchor" in findings.task
+    assert findings.task["positives of an anchor"].startswith("1.5")  # its other view, and 2 · (2 - 1) / 4 others
+    assert findings.task["pretraining"].startswith("100 epochs, 4,800 updates, about ")
+    assert findings.task["probe"].startswith("100 epochs, 100 updates, about ")
+    assert float(findings.task["memory to expect"].split()[0]) > 0.1
+    milliseconds, a_second = (
+        float(part.split()[0].replace(",", "")) for part in findings.task["an update"].split(", ")
+    )
+    assert a_second == pytest.approx(2 / milliseconds * 1000, rel=0.2)
     assert any("alone in their class" in sentence for sentence in findings.advice)
     enough = examine(data=str(stripes), width=0.125, batch_size=16, method="supcon", device="cpu")
     assert any("One view is enough" in sentence for sentence in enough.advice)

@@ -19,8 +19,11 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, unknown: list[str]) -> int:
-    given = read_settings(options, unknown)
+    given, wrong = read_settings(options, unknown)
     from selfcon.workflows.doctor import examine
+    from selfcon.workflows.task import collect_settings
+
+    collect_settings(options.recipe, given, wrong)
 
     findings = examine(recipe=options.recipe, device=options.device, **given)
     if options.json:

@@ -27,11 +27,11 @@ def run(options: argparse.Namespace, unknown: list[str]) -> int:
 
 def run_training(options: argparse.Namespace, unknown: list[str], verb: str) -> int:
     """Shared by the verbs that train: fit, pretrain, train."""
-    given = read_settings(options, unknown)
+    given, wrong = read_settings(options, unknown)
     from selfcon import workflows
     from selfcon.workflows.task import collect_settings
 
-    settings = collect_settings(options.recipe, given)
+    settings = collect_settings(options.recipe, given, wrong)
     out = options.out or default_folder(settings)
     work = getattr(workflows, verb)
     result = work(

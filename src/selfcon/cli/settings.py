@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from selfcon.cli.parsing import Parser
-from selfcon.errors import UsageError, unknown_name
+from selfcon.errors import unknown_name
 
 FLAGS = {
     # flag: (setting, type, what --help says)
@@ -34,7 +34,7 @@ FLAGS = {
 def add_settings(parser: Parser) -> None:
     """The common flags, short enough for a screen."""
     for flag, (setting, kind, text) in FLAGS.items():
-        parser.add_argument(flag, dest=setting, type=kind, metavar=kind.__name__.upper(), default=None, help=text)
+        parser.add_argument(flag, dest=setting, metavar=kind.__name__.upper(), default=None, help=text)
     parser.add_argument("--recipe", metavar="NAME", help="defaults of an experiment of the paper, or a FILE.yaml")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run folder (default: runs/DATA-MODEL-METHOD)")
     parser.add_argument("--overwrite", action="store_true", help="start anew in that folder")
@@ -49,28 +49,37 @@ def add_running(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
 
 
-def read_settings(options: argparse.Namespace, unknown: list[str]) -> dict[str, Any]:
-    """The settings that were given, by dotted name."""
+def read_settings(options: argparse.Namespace, unknown: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """The settings that were given, by dotted name, and what is wrong with how; their values are not looked at yet."""
     from selfcon.config import NAMES
 
-    given = {setting: getattr(options, setting) for setting, _, _ in FLAGS.values()}
-    given = {setting: value for setting, value in given.items() if value is not None}
+    given: dict[str, Any] = {}
+    wrong: list[str] = []
+    for setting, kind, _ in FLAGS.values():
+        text = getattr(options, setting)
+        if text is not None:
+            given[setting] = text if kind is str else parse_value(text)
+    known = {*map(flag_of, NAMES), *FLAGS, *(f"--{name.replace('_', '-')}" for name in vars(options) if name != "run")}
     words = list(unknown)
     while words:
         word = words.pop(0)
         if not word.startswith("--"):
-            raise UsageError(f"No option takes the word {word!r}.")
+            wrong.append(f"No option takes the word {word!r}.")
+            continue
         written, equals, value = word.removeprefix("--").partition("=")
         name = written.replace("-", "_")
         if name not in NAMES and not name.startswith("model_options."):
-            known = {flag_of(each) for each in NAMES}
-            raise unknown_name("option", f"--{written}", known)
+            wrong.append(str(unknown_name("option", f"--{written}", known)))
+            if not equals and words and not words[0].startswith("--"):
+                words.pop(0)  # what was meant as its value
+            continue
         if not equals:
             if not words:
-                raise UsageError(f"--{written} needs a value.")
+                wrong.append(f"--{written} needs a value.")
+                continue
             value = words.pop(0)
         given[name] = parse_value(value)
-    return given
+    return given, wrong
 
 
 def parse_value(text: str) -> Any:

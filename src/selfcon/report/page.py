@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from selfcon.evaluation.accuracy import ENSEMBLE, Predictions
 from selfcon.report.plots import draw_curves, draw_map, spread, thumbnail
-from selfcon.training.checkpoint import write_whole
 
 _MOST_MAPPED, _MOST_CONFUSED, _MOST_WRONG = 1000, 10, 24
 
@@ -26,8 +24,7 @@ class Evidence:
     pixels: Tensor  # [N, 3, H, W] uint8
 
 
-def write_report(
-    folder: Path,
+def render_report(
     *,
     name: str,
     settings: dict[str, Any],
@@ -36,12 +33,12 @@ def write_report(
     metrics: list[dict[str, Any]],
     evidence: Evidence,
     seed: int,
-) -> Path:
-    """Write the page of a run into its folder; `name` is that of its data."""
+) -> str:
+    """The page of a run as HTML; `name` is that of its data."""
     logits, labels = evidence.predictions.logits[ENSEMBLE], evidence.predictions.labels
     some = spread(len(labels), _MOST_MAPPED)
     environment = Environment(loader=PackageLoader("selfcon.report"), autoescape=select_autoescape(default=True))
-    page = environment.get_template("run.html").render(
+    return environment.get_template("run.html").render(
         name=name,
         result=result,
         settings=settings,
@@ -52,9 +49,6 @@ def write_report(
         wrong=_find_wrong(logits, labels, evidence.pixels, classes),
         tested=len(labels),
     )
-    path = folder / "report.html"
-    write_whole(path, page.encode())
-    return path
 
 
 def find_confusions(logits: Tensor, labels: Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from selfcon.errors import SelfconWarning, StorageError
+from selfcon.errors import SelfconWarning, StorageError, UsageError
 
 _FORMAT = 1
 _KEPT = 2
@@ -72,10 +72,18 @@ def load_newest(folder: Path) -> Checkpoint | None:
         try:
             return _read(folder / name)
         except (OSError, ValueError, KeyError, SafetensorError) as error:
-            warnings.warn(f"{folder / name} cannot be used ({error}); an older one is.", SelfconWarning, stacklevel=2)
+            warnings.warn(
+                f"{folder / name} cannot be used ({error}); the one before is tried.", SelfconWarning, stacklevel=2
+            )
     if names:
         raise StorageError(f"No checkpoint in {folder} can be read: start anew with --overwrite.")
     return None
+
+
+def newest(folder: Path) -> Path | None:
+    """Where the newest checkpoint is."""
+    names = _names(folder) if folder.is_dir() else []
+    return folder / names[-1] if names else None
 
 
 def _read(path: Path) -> Checkpoint:
@@ -83,7 +91,10 @@ def _read(path: Path) -> Checkpoint:
     data = (path / "state.safetensors").read_bytes()
     found = hashlib.sha256(data).hexdigest()
     if facts["format"] != _FORMAT:
-        raise ValueError(f"it is of format {facts['format']}, and this version reads {_FORMAT}")
+        raise UsageError(
+            f"{path} is of format {facts['format']}, and this version of selfcon reads format {_FORMAT}: "
+            f"go on with the version that wrote it, or start anew with --overwrite."
+        )
     if found != facts["sha256"]:
         raise ValueError(f"state.safetensors has the hash {found}, and {facts['sha256']} was written")
     return Checkpoint(load_tensors(data), facts)

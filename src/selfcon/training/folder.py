@@ -21,7 +21,7 @@ from selfcon.training.checkpoint import write_whole
 
 _WRITTEN = (
     *("config.yaml", "environment.json", "metrics.jsonl", "model.safetensors", "model.json", "results.json"),
-    *("data.json", "report.html", "checkpoints", "encoders", "tensorboard"),
+    *("data.json", "report.html", "checkpoints", "encoders", "tensorboard", "wandb", "wandb-id"),
 )
 
 
@@ -46,8 +46,8 @@ class RunFolder:
             else:
                 _check_same_run(path, settings)
             if not asked.exists():
-                write_whole(asked, write_yaml(settings).encode())
-                write_whole(path / "environment.json", json.dumps(describe_environment(verb), indent=1).encode())
+                run.write("config.yaml", write_yaml(settings))
+                run.write("environment.json", json.dumps(describe_environment(verb), indent=1))
         except BaseException:
             lock.close()
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,20 @@ def _tensorboard(folder: Path) -> Callable[[Line], None]:
 def _wandb(folder: Path, settings: dict[str, Any]) -> Callable[[Line], None]:
     import wandb
 
-    run = wandb.init(
-        project="selfcon", name=folder.name, dir=str(folder), config=settings, resume="allow", id=folder.name
-    )
+    known = folder / "wandb-id"  # a run that is gone on with stays one run there, too
+    if not known.exists():
+        known.write_text(uuid.uuid4().hex)
+    try:
+        run = wandb.init(
+            project="selfcon",
+            name=folder.name,
+            dir=str(folder),
+            config=settings,
+            resume="allow",
+            id=known.read_text().strip(),
+        )
+    except wandb.errors.Error as error:
+        raise UsageError(f"--log wandb does not work here: {str(error).rstrip('.')}.") from error
 
     def write(line: Line) -> None:
         run.log({**_numbers(line), "epoch": line["epoch"]})

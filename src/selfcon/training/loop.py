@@ -1,67 +1,36 @@
 """The one loop that trains everything: pretraining, one-stage training, the linear probe.
 
-A stage says what a batch is and what its loss; the loop does the rest: learning rate, precision, optimiser, averages,
-metrics, checkpoints, signals. It goes on exactly where a checkpoint was written, in mid-epoch too.
+A stage says what a batch is and what its loss; the trainer makes an update of it; the loop does the rest: metrics,
+checkpoints, signals. It goes on exactly where a checkpoint was written, in mid-epoch too.
 """
 
 from __future__ import annotations
 
+import resource
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from selfcon.config import Optim, Schedule
 from selfcon.errors import NonFiniteError
 from selfcon.training import checkpoint as checkpoints
 from selfcon.training.checkpoint import Checkpoint
-from selfcon.training.ema import Average
 from selfcon.training.folder import RunFolder
-from selfcon.training.optimizers import create_optimizer
 from selfcon.training.progress import Reporter
-from selfcon.training.schedule import plan
 from selfcon.training.signals import Stop
+from selfcon.training.trainer import Stage, Trainer
 
-_MOST_SKIPPED = 20  # steps in a row that float16's scaler may skip to find its scale
 
+@dataclass(frozen=True)
+class Trained:
+    """A (averaged) module at the end of its stage, and what that took in all, interruptions left out."""
 
-class Stage(ABC):
-    """Something that is trained over epochs of batches."""
-
-    name: str
-    module: nn.Module  # its parameters are trained, all its state is kept
-    epochs: int
-    batch_size: int
-    samples: int
-    lr: float
-    optim: Optim
-    schedule: Schedule
-    precision: str = "fp32"
-    ema: float | None = None
-    seed: int = 0
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return -(-self.samples // self.batch_size)
-
-    @abstractmethod
-    def batches(self, epoch: int, first: int) -> Iterator[Any]:
-        """The batches of an epoch (from 0) in order, from number `first` on."""
-
-    @abstractmethod
-    def loss(self, batch: Any) -> Tensor:
-        """The loss of one batch, a scalar."""
-
-    def measure(self, epoch: int, module: nn.Module) -> dict[str, float]:
-        """What else to note after an epoch (from 0)."""
-        return {}
-
-    def keep(self, epoch: int, module: nn.Module) -> None:  # noqa: B027 - most stages store nothing
-        """Called after every epoch (from 0), for stages that store something of some."""
+    module: nn.Module
+    seconds: float
+    peak_memory_bytes: int
 
 
 def train(
@@ -72,8 +41,8 @@ def train(
     stop: Stop,
     log: Callable[[dict[str, Any]], None] | None = None,
     minutes_between_saves: float = 5.0,
-) -> nn.Module:
-    """Train a stage to its end, from its newest checkpoint if there is one; returns the (averaged) module.
+) -> Trained:
+    """Train a stage to its end, from its newest checkpoint if there is one.
 
     `stop` is looked at after every step: when it is set, a checkpoint is written and StoppedError raised. `log` is told
     what is noted of every epoch.
@@ -81,13 +50,13 @@ def train(
     worker = _Worker(stage, run, device)
     worker.restore()
     if worker.epoch >= stage.epochs:
-        return worker.result
-    with Reporter(stage.name, stage.epochs, stage.samples) as reporter:
+        return worker.result()
+    with Reporter(stage.name, stage.epochs, stage.samples, seen=worker.samples_seen) as reporter:
         last_save = time.monotonic()
         while worker.epoch < stage.epochs:
             for batch in stage.batches(worker.epoch, worker.batch):
                 worker.step(batch)
-                reporter.show(worker.epoch, len_of(batch), worker.mean_loss)
+                reporter.show(worker.epoch, worker.samples_seen, worker.mean_loss)
                 if stop.by is not None:
                     worker.save()
                     stop.check()
@@ -100,7 +69,7 @@ def train(
                 log(line)
         worker.save()
         stop.check()
-    return worker.result
+    return worker.result()
 
 
 def memory_format(device: torch.device) -> torch.memory_format:
@@ -112,74 +81,54 @@ def memory_format(device: torch.device) -> torch.memory_format:
     return torch.channels_last if device.type == "cuda" else torch.contiguous_format
 
 
-def len_of(batch: Any) -> int:
-    """Samples in a batch."""
-    return len(batch.labels)
+def peak_memory(device: torch.device) -> int:
+    """Bytes that this process had in use at most: on the GPU, or else in main memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class _Worker:
-    """The state of a stage in training."""
+    """A stage in training: where it is, what was noted, how to keep and find that."""
 
     def __init__(self, stage: Stage, run: RunFolder, device: torch.device) -> None:
         self.stage, self.run, self.device = stage, run, device
-        self.optimizer: Optimizer = create_optimizer(stage.module.parameters(), stage.optim, stage.lr)
-        self.rate = plan(
-            stage.lr,
-            stage.schedule,
-            epochs=stage.epochs,
-            steps_per_epoch=stage.steps_per_epoch,
-            batch_size=stage.batch_size,
-        )
-        self.average = None if stage.ema is None else Average(stage.module, stage.ema)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=stage.precision == "fp16")
-        self.epoch = self.batch = self.skipped = 0
+        self.trainer = Trainer(stage, device)
+        self.epoch = self.batch = 0
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.metrics = [line for line in run.read_metrics() if line["stage"] != stage.name]
         self.started = time.monotonic()
-        self.seconds_before = 0.0
+        self.seconds_before, self.peak_before = 0.0, 0
 
-    @property
-    def result(self) -> nn.Module:
-        return self.stage.module if self.average is None else self.average.module
+    def result(self) -> Trained:
+        return Trained(self.trainer.result, self.seconds, self.peak_memory)
 
     @property
     def step_number(self) -> int:
         return self.epoch * self.stage.steps_per_epoch + self.batch
 
+    @property
+    def samples_seen(self) -> int:
+        return self.epoch * self.stage.samples + min(self.batch * self.stage.batch_size, self.stage.samples)
+
+    @property
+    def seconds(self) -> float:
+        return self.seconds_before + time.monotonic() - self.started
+
+    @property
+    def peak_memory(self) -> int:
+        return max(self.peak_before, peak_memory(self.device))
+
     def mean_loss(self) -> float:
         return float(self.loss_sum) / max(self.batch, 1)
 
     def step(self, batch: Any) -> None:
-        """One update, unless its loss or gradient is not finite: then the stage ends with the weights as they were."""
-        lr = self.rate.at(self.step_number)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.stage.precision)
-        with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
-            loss = self.stage.loss(batch)
-        self.optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(loss).backward()
-        self.scaler.unscale_(self.optimizer)
-        trained = [p for group in self.optimizer.param_groups for p in group["params"]]
-        length = nn.utils.clip_grad_norm_(trained, self.stage.optim.clip_norm or float("inf"))
-        overflow_is_usual = self.scaler.is_enabled()
-        if not loss.isfinite() or not (overflow_is_usual or length.isfinite()):
-            raise NonFiniteError(
-                f"The {'gradient' if loss.isfinite() else 'loss'} is not finite at step {self.step_number + 1} of "
-                f"{self.stage.name} (epoch {self.epoch + 1}), and the weights were left as they were: try a lower --lr "
-                f"or --optim.clip_norm. The last checkpoint is in {self.run.checkpoints}."
-            )
-        self.skipped = 0 if length.isfinite() else self.skipped + 1
-        if self.skipped > _MOST_SKIPPED:
-            raise NonFiniteError(
-                f"The gradient was not finite in {self.skipped} steps in a row, up to step {self.step_number + 1} of "
-                f"{self.stage.name}: try --precision bf16. The last checkpoint is in {self.run.checkpoints}."
-            )
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        if self.average is not None and not self.skipped:
-            self.average.update(self.stage.module)
-        self.loss_sum += loss.detach()
+        try:
+            self.loss_sum += self.trainer.update(batch, self.step_number)
+        except NonFiniteError as error:
+            newest = checkpoints.newest(self.run.checkpoints / self.stage.name)
+            kept = "There is no checkpoint yet" if newest is None else f"The last checkpoint is {newest}"
+            raise NonFiniteError(f"{error} {kept}.") from error
         self.batch += 1
 
     def end_epoch(self) -> dict[str, Any]:
@@ -188,11 +137,11 @@ class _Worker:
             "stage": self.stage.name,
             "epoch": self.epoch + 1,
             "loss": self.mean_loss(),
-            "lr": self.rate.at(self.step_number - 1),
+            "lr": self.trainer.rate.at(self.step_number - 1),
         }
-        line |= self.stage.measure(self.epoch, self.result)
-        self.stage.keep(self.epoch, self.result)
-        line["seconds"] = self.seconds_before + time.monotonic() - self.started
+        line |= self.stage.measure(self.epoch, self.trainer.result)
+        self.stage.keep(self.epoch, self.trainer.result)
+        line["seconds"] = self.seconds
         self.metrics.append(line)
         self.run.write_metrics(self.metrics)
         self.epoch, self.batch = self.epoch + 1, 0
@@ -200,13 +149,13 @@ class _Worker:
         return line
 
     def save(self) -> None:
+        trainer = self.trainer
         tensors = {f"module.{name}": value for name, value in self.stage.module.state_dict().items()}
-        if self.average is not None:
-            tensors |= {f"average.{name}": value for name, value in self.average.module.state_dict().items()}
-        state = self.optimizer.state_dict()
+        if trainer.average is not None:
+            tensors |= {f"average.{name}": value for name, value in trainer.average.module.state_dict().items()}
         tensors |= {
             f"optimizer.{index}.{key}": value
-            for index, values in state["state"].items()
+            for index, values in trainer.optimizer.state_dict()["state"].items()
             for key, value in values.items()
             if isinstance(value, Tensor)
         }
@@ -218,10 +167,11 @@ class _Worker:
             "stage": self.stage.name,
             "epoch": self.epoch,
             "batch": self.batch,
-            "skipped": self.skipped,
-            "scaler": self.scaler.state_dict(),
+            "skipped": trainer.skipped,
+            "scaler": trainer.scaler.state_dict(),
             "metrics": [line for line in self.metrics if line["stage"] == self.stage.name],
-            "seconds": self.seconds_before + time.monotonic() - self.started,
+            "seconds": self.seconds,
+            "peak_memory_bytes": self.peak_memory,
         }
         name = f"step-{self.step_number:09d}"
         checkpoints.save(self.run.checkpoints / self.stage.name, name, Checkpoint(tensors, facts))
@@ -230,27 +180,27 @@ class _Worker:
         found = checkpoints.load_newest(self.run.checkpoints / self.stage.name)
         if found is None:
             return
-        tensors, facts = found.tensors, found.facts
+        tensors, facts, trainer = found.tensors, found.facts, self.trainer
         self.stage.module.load_state_dict(_below(tensors, "module."))
-        if self.average is not None:
-            self.average.module.load_state_dict(_below(tensors, "average."))
+        if trainer.average is not None:
+            trainer.average.module.load_state_dict(_below(tensors, "average."))
         self._restore_optimizer(_below(tensors, "optimizer."))
-        self.scaler.load_state_dict(facts["scaler"])
+        trainer.scaler.load_state_dict(facts["scaler"])
         torch.set_rng_state(tensors["random.cpu"])
         if self.device.type == "cuda" and "random.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
         self.loss_sum.copy_(tensors["loss_sum"])
-        self.epoch, self.batch, self.skipped = facts["epoch"], facts["batch"], facts["skipped"]
+        self.epoch, self.batch, trainer.skipped = facts["epoch"], facts["batch"], facts["skipped"]
         self.metrics += facts["metrics"]
-        self.seconds_before = facts["seconds"]
+        self.seconds_before, self.peak_before = facts["seconds"], facts["peak_memory_bytes"]
 
     def _restore_optimizer(self, tensors: dict[str, Tensor]) -> None:
-        state = self.optimizer.state_dict()
+        state = self.trainer.optimizer.state_dict()
         values: dict[int, dict[str, Tensor]] = {}
         for name, value in tensors.items():
             index, _, key = name.partition(".")
             values.setdefault(int(index), {})[key] = value
-        self.optimizer.load_state_dict({"state": values, "param_groups": state["param_groups"]})
+        self.trainer.optimizer.load_state_dict({"state": values, "param_groups": state["param_groups"]})
 
 
 def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

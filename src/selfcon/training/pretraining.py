@@ -15,7 +15,8 @@ from selfcon.evaluation import knn
 from selfcon.evaluation.accuracy import evaluating
 from selfcon.losses.methods import Method
 from selfcon.networks.multi_exit import MultiExitNetwork
-from selfcon.training.loop import Stage, memory_format
+from selfcon.training.loop import memory_format
+from selfcon.training.trainer import Stage
 
 
 class Pretraining(Stage):

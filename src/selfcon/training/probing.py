@@ -12,7 +12,8 @@ from selfcon.config import Optim, Settings
 from selfcon.data.policies import Policy
 from selfcon.data.resident import Batch, Resident
 from selfcon.networks.multi_exit import MultiExitNetwork
-from selfcon.training.loop import Stage, memory_format
+from selfcon.training.loop import memory_format
+from selfcon.training.trainer import Stage
 
 
 class Probing(Stage):

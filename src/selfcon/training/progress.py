@@ -15,9 +15,9 @@ _SECONDS_BETWEEN_DRAWINGS = 0.2
 class Reporter:
     """Shows epoch, rate, time left, loss and what was measured last."""
 
-    def __init__(self, what: str, epochs: int, samples: int) -> None:
-        self.what, self.epochs, self.samples = what, epochs, samples
-        self.done = 0
+    def __init__(self, what: str, epochs: int, samples: int, *, seen: int = 0) -> None:
+        self.what, self.epochs, self.total = what, epochs, epochs * samples
+        self.first = seen  # of an earlier process; the rate is this one's
         self.measured = ""
         self.start = self.drawn = time.monotonic()
         self.bar: Any = None
@@ -35,7 +35,7 @@ class Reporter:
             )
             self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self.bar.start()
-            self.task = self.bar.add_task(self.what, total=self.epochs * self.samples, now="")
+            self.task = self.bar.add_task(self.what, total=self.total, completed=self.first, now="")
         return self
 
     def __exit__(
@@ -44,20 +44,21 @@ class Reporter:
         if self.bar is not None:
             self.bar.stop()
 
-    def show(self, epoch: int, samples: int, loss: Callable[[], float]) -> None:
-        """After a batch; the loss is asked for only when something is drawn, since a GPU must be waited for then."""
-        self.done += samples
+    def show(self, epoch: int, seen: int, loss: Callable[[], float]) -> None:
+        """After a batch, with the number of samples seen in all epochs.
+
+        The loss is asked for only when something is drawn, since a GPU must be waited for then.
+        """
         now = time.monotonic()
         if now - self.drawn < (_SECONDS_BETWEEN_DRAWINGS if self.bar is not None else _SECONDS_BETWEEN_LINES):
             return
         self.drawn = now
-        rate = self.done / (now - self.start)
+        rate = (seen - self.first) / (now - self.start)
         text = f"epoch {epoch + 1}/{self.epochs}, loss {loss():.3f}{self.measured}, {rate:,.0f} images/s"
         if self.bar is not None:
-            self.bar.update(self.task, completed=epoch * self.samples + self.done % self.samples, now=text)
+            self.bar.update(self.task, completed=seen, now=text)
         else:
-            left = ((self.epochs - epoch) * self.samples - self.done % self.samples) / rate
-            sys.stderr.write(f"{self.what}: {text}, {left:,.0f} s left\n")
+            sys.stderr.write(f"{self.what}: {text}, {(self.total - seen) / rate:,.0f} s left\n")
             sys.stderr.flush()
 
     def end_epoch(self, line: dict[str, Any]) -> None:

@@ -13,7 +13,9 @@ import numpy as np
 import torch
 
 from selfcon.training.folder import describe_environment
-from selfcon.workflows.fit import make_pretraining, peak_memory
+from selfcon.training.loop import peak_memory
+from selfcon.training.trainer import Stage, Trainer
+from selfcon.workflows.pipeline import make_pretraining, make_probing
 from selfcon.workflows.task import Task, choose_device, collect_settings, prepare
 
 _STEPS = 3
@@ -97,26 +99,42 @@ def _examine_task(task: Task) -> tuple[dict[str, Any], list[str]]:
             )
         elif method.views == 2:
             advice.append("One view is enough here: selfcon costs about half as much.")
-    seconds = _time_a_step(task)
-    steps = -(-len(task.train) // settings.batch_size) * settings.epochs
-    in_a_step = min(settings.batch_size, len(task.train))
-    found["a step"] = f"{1000 * seconds:.0f} ms, {in_a_step / seconds:,.0f} images/s"
-    found["pretraining"] = f"{steps:,} steps, about {_as_time(steps * seconds)}"
-    found["memory so far"] = f"{peak_memory(task.device) / 1e9:.1f} GB"
+    found |= _expect(task)
     per_step = min(settings.batch_size, len(task.train)) / len(task.train)
     if per_step > 0.2:
         advice.append("Each batch holds more than a fifth of the images: a smaller one takes more and better steps.")
     return found, advice
 
 
-def _time_a_step(task: Task) -> float:
-    stage = make_pretraining(task, lambda epoch, module: None)
+def _expect(task: Task) -> dict[str, Any]:
+    """Time and memory of all stages, from a few updates of each."""
+    pretraining = make_pretraining(task, lambda epoch, module: None)
+    seconds = _time_an_update(pretraining, task.device)
+    in_a_step = min(pretraining.batch_size, pretraining.samples)
+    found = {
+        "an update": f"{1000 * seconds:.0f} ms, {in_a_step / seconds:,.0f} images/s",
+        "pretraining" if task.method.stages == 2 else "training": _foresee(pretraining, seconds),
+    }
+    if task.method.stages == 2:
+        probing = make_probing(task, pretraining.net)
+        found["probe"] = _foresee(probing, _time_an_update(probing, task.device))
+    return found | {"memory to expect": f"{peak_memory(task.device) / 1e9:.1f} GB"}
+
+
+def _foresee(stage: Stage, seconds: float) -> str:
+    steps = stage.epochs * stage.steps_per_epoch
+    return f"{stage.epochs:,} epochs, {steps:,} updates, about {_as_time(steps * seconds)}"
+
+
+def _time_an_update(stage: Stage, device: torch.device) -> float:
+    """Seconds that an update takes with its batch, as the loop makes them."""
+    trainer = Trainer(stage, device)
     times = []
     batches = stage.batches(0, 0)
-    for _ in range(min(_STEPS + 1, stage.steps_per_epoch)):
+    for step in range(min(_STEPS + 1, stage.steps_per_epoch)):
         start = time.perf_counter()
-        stage.loss(next(batches)).backward()
-        if task.device.type == "cuda":
+        trainer.update(next(batches), step)
+        if device.type == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     return statistics.median(times[1:] or times)  # the first one sets things up

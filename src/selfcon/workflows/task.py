@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,22 +25,27 @@ from selfcon.training.loop import memory_format
 DEFAULT_RECIPE = "digits"
 
 
-def collect_settings(recipe: str | None, given: Mapping[str, Any]) -> Settings:
+def collect_settings(recipe: str | None, given: Mapping[str, Any], wrong: Sequence[str] = ()) -> Settings:
     """Settings from a recipe and what was given over it; where neither names data, the digits' recipe is the ground.
 
-    A recipe's learning rate is for its own batch: another batch size scales it, unless a rate is given too.
+    A recipe's learning rate is for its own batch: another batch size scales it, unless a rate is given too. `wrong` is
+    what the caller has to complain about, told together with what is found here.
     """
     if recipe is None and "data" not in given:
         recipe = DEFAULT_RECIPE
     ground = dict(load_recipe(recipe).settings) if recipe is not None else {}
-    settings, wrong = _try(lambda: _scaled(ground, given))
+    wrong = [*wrong, *(f"In {recipe}: {sentence}" for sentence in _try(lambda: make_settings(ground))[1])]
+    if not wrong:
+        settings, wrong = _try(lambda: _scaled(ground, given))
+    else:
+        wrong += _try(lambda: make_settings(given))[1]
     # Names that only other parts know are looked at too, so that all mistakes are told at once.
     for known, name in ((get_method, "method"), (get_policy, "augment.policy"), (parse_exits, "exits")):
         value = {**ground, **flatten(given)}.get(name)
         if value is not None:
             wrong += _try(lambda known=known, value=value: known(value))[1]  # type: ignore[misc]
     if wrong:
-        raise UsageError("; ".join(sentence.rstrip(".") for sentence in wrong) + ".")
+        raise UsageError(" ".join(sentence if sentence.endswith(("?", ".")) else f"{sentence}." for sentence in wrong))
     assert isinstance(settings, Settings)
     return settings
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,13 @@ from torch import nn
 
 from selfcon.config import Settings, flatten
 from selfcon.errors import UsageError
-from selfcon.evaluation.accuracy import Predictions, embed, predict, summarise
+from selfcon.evaluation.accuracy import embed, predict, summarise
 from selfcon.networks.multi_exit import MultiExitNetwork
-from selfcon.report.page import Evidence, write_report
+from selfcon.report.page import Evidence, render_report
 from selfcon.training.artifact import save_encoder, save_model
 from selfcon.training.folder import RunFolder
 from selfcon.training.logging import check_logs, open_logs
+from selfcon.training.loop import Trained
 from selfcon.training.loop import train as train_stage
 from selfcon.training.pretraining import Pretraining
 from selfcon.training.probing import Probing
@@ -84,8 +84,12 @@ def probe(run_folder: str | Path, *, device: str = "auto", log: Sequence[str] = 
     with run:
         if check_settings(settings).stages == 1:
             raise UsageError(f"{run.path} was trained in one stage: its classifiers are trained already.")
-        if not any((run.checkpoints / "pretrain").glob("step-*")):
-            raise UsageError(f"{run.path} is not pretrained: `selfcon pretrain` or `selfcon fit` comes first.")
+        epochs = sum(line["stage"] == "pretrain" for line in run.read_metrics())
+        if epochs < settings.epochs:
+            raise UsageError(
+                f"{run.path} is pretrained for {epochs} of {settings.epochs} epochs: "
+                f"the command that began it goes on with it."
+            )
         return _work(run, settings, choose_device(device), log, probe=True)
 
 
@@ -109,7 +113,8 @@ def run_stages(
 
 def _work(run: RunFolder, settings: Settings, device: torch.device, log: Sequence[str], *, probe: bool) -> Result:
     done: Result | None = run.read_json("results.json")
-    if done is not None and (not probe or "accuracy" in done):
+    reported = done is not None and "accuracy" in done and (run.path / "report.html").exists()
+    if done is not None and (reported or not (probe or "accuracy" in done)):
         return {**done, "already_done": True}
     with watch() as stop:
         return _run(run, settings, device, log, stop, probe=probe)
@@ -125,31 +130,31 @@ def _run(
     stop.check()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    net = _train_encoder(task, run, write_log, stop)
-    accuracy = None
-    if task.method.stages == 1 or probe:
-        if task.method.stages == 2:
-            _train_probe(task, net, run, write_log, stop)
-        test = predict(net, task.test, size=task.size)
-        val = None if task.val is None else predict(net, task.val, size=task.size)
-        accuracy = summarise(test, predict(net, task.train, size=task.size))
-        stop.check()
+    encoder = _train_encoder(task, run, write_log, stop)
+    net, spent = encoder.module, [encoder]
+    assert isinstance(net, MultiExitNetwork)
+    if task.method.stages == 2 and probe:
+        spent.append(_train_probe(task, net, run, write_log, stop))
+    if not net.classifiers:
         _write_model(task, net, run)
-        result = _result(task, run, accuracy, val)
-        write_report(
-            run.path,
-            name=task.source.name,
-            settings=flatten(settings.model_dump(mode="json")),
-            classes=task.classes,
-            result=result,
-            metrics=run.read_metrics(),
-            evidence=Evidence(test, embed(net, task.test, size=task.size)["backbone"], task.test.pixels.cpu()),
-            seed=settings.seed,
-        )
-    else:
-        _write_model(task, net, run)
-        result = _result(task, run, None, None)
-    run.write("results.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        return _write_result(task, run, spent, {})
+    test = predict(net, task.test, size=task.size)
+    accuracy = {"accuracy": summarise(test, predict(net, task.train, size=task.size))}
+    if task.val is not None:
+        accuracy["held_out_accuracy"] = summarise(predict(net, task.val, size=task.size))
+    stop.check()
+    _write_model(task, net, run)
+    result = _write_result(task, run, spent, accuracy)
+    page = render_report(
+        name=task.source.name,
+        settings=flatten(settings.model_dump(mode="json")),
+        classes=task.classes,
+        result=result,
+        metrics=run.read_metrics(),
+        evidence=Evidence(test, embed(net, task.test, size=task.size)["backbone"], task.test.pixels.cpu()),
+        seed=settings.seed,
+    )
+    run.write("report.html", page)
     return result
 
 
@@ -183,20 +188,23 @@ def make_pretraining(task: Task, keep_encoder: Callable[[int, nn.Module], None])
     )
 
 
-def _train_encoder(task: Task, run: RunFolder, log: Log, stop: Stop) -> MultiExitNetwork:
+def _train_encoder(task: Task, run: RunFolder, log: Log, stop: Stop) -> Trained:
     stage = make_pretraining(task, lambda epoch, module: save_encoder(run, epoch, module))
-    trained = train_stage(stage, run, device=task.device, stop=stop, log=log)
-    assert isinstance(trained, MultiExitNetwork)
-    return trained
+    return train_stage(stage, run, device=task.device, stop=stop, log=log)
 
 
-def _train_probe(task: Task, net: MultiExitNetwork, run: RunFolder, log: Log, stop: Stop) -> None:
-    """Put trained classifiers on the network."""
+def make_probing(task: Task, net: MultiExitNetwork) -> Probing:
+    """The second stage of a task, on a trained network."""
     policy = task.policy(task.settings.probe.augment)
-    stage = Probing(net, task.train, classes=len(task.classes), settings=task.settings, policy=policy, size=task.size)
-    classifiers = train_stage(stage, run, device=task.device, stop=stop, log=log)
-    assert isinstance(classifiers, nn.ModuleDict)
-    net.classifiers.update(dict(classifiers.items()))
+    return Probing(net, task.train, classes=len(task.classes), settings=task.settings, policy=policy, size=task.size)
+
+
+def _train_probe(task: Task, net: MultiExitNetwork, run: RunFolder, log: Log, stop: Stop) -> Trained:
+    """Put trained classifiers on the network."""
+    trained = train_stage(make_probing(task, net), run, device=task.device, stop=stop, log=log)
+    assert isinstance(trained.module, nn.ModuleDict)
+    net.classifiers.update(dict(trained.module.items()))
+    return trained
 
 
 def _write_model(task: Task, net: MultiExitNetwork, run: RunFolder) -> None:
@@ -214,36 +222,19 @@ def _write_model(task: Task, net: MultiExitNetwork, run: RunFolder) -> None:
     save_model(run, net, facts)
 
 
-def _result(
-    task: Task, run: RunFolder, accuracy: dict[str, dict[str, float]] | None, val: Predictions | None
-) -> Result:
-    metrics, settings = run.read_metrics(), task.settings
-    first = [line for line in metrics if line["stage"] in ("pretrain", "train")]
-    seconds = sum(_last_seconds(metrics, stage) for stage in ("pretrain", "train", "probe"))
+def _write_result(task: Task, run: RunFolder, spent: list[Trained], accuracy: dict[str, Any]) -> Result:
+    settings = task.settings
     result: Result = {
         "method": settings.method,
         "model": settings.model,
         "data": settings.data,
         "epochs": settings.epochs,
         "seed": settings.seed,
-    }
-    if accuracy is not None:
-        result["accuracy"] = accuracy
-    if val is not None:
-        result["held_out_accuracy"] = summarise(val)
-    return result | {
-        "seconds": seconds,
-        "images_per_second": len(task.train) * len(first) / max(first[-1]["seconds"], 1e-9),
-        "peak_memory_bytes": peak_memory(task.device),
+        **accuracy,
+        "seconds": sum(stage.seconds for stage in spent),
+        "images_per_second": len(task.train) * settings.epochs / max(spent[0].seconds, 1e-9),
+        "peak_memory_bytes": max(stage.peak_memory_bytes for stage in spent),
         "device": torch.cuda.get_device_name(task.device) if task.device.type == "cuda" else task.device.type,
     }
-
-
-def _last_seconds(metrics: list[dict[str, Any]], stage: str) -> float:
-    return max((float(line["seconds"]) for line in metrics if line["stage"] == stage), default=0.0)
-
-
-def peak_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    run.write("results.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    return result
