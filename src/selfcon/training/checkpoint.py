@@ -71,6 +71,8 @@ def load_newest(folder: Path) -> Checkpoint | None:
     for name in reversed(names):
         try:
             return _read(folder / name)
+        except UsageError:
+            raise
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             warnings.warn(
                 f"{folder / name} cannot be used ({error}); the one before is tried.", SelfconWarning, stacklevel=2
