@@ -11,6 +11,12 @@ Item = TypeVar("Item")
 _SECONDS_BETWEEN_LINES = 10.0
 
 
+def say(sentence: str) -> None:
+    """One line for somebody who watches."""
+    sys.stderr.write(f"{sentence}\n")
+    sys.stderr.flush()
+
+
 def track(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
     """The items, while showing how many of `total` are done; work that is done in a moment shows nothing."""
     return _bar(items, what, total) if sys.stderr.isatty() else _lines(items, what, total)

@@ -38,6 +38,7 @@ def run_training(options: argparse.Namespace, unknown: list[str], verb: str) -> 
         out=out,
         recipe=options.recipe,
         device=options.device,
+        compile=options.compile,
         overwrite=options.overwrite,
         log=[name for name in options.log.split(",") if name],
         **given,

@@ -39,6 +39,7 @@ def add_settings(parser: Parser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run folder (default: runs/DATA-MODEL-METHOD)")
     parser.add_argument("--overwrite", action="store_true", help="start anew in that folder")
     add_running(parser)
+    add_compile(parser)
     parser.add_argument("--help-all", action="store_true", help="show every setting")
 
 
@@ -47,6 +48,16 @@ def add_running(parser: Parser) -> None:
     parser.add_argument("--device", default="auto", metavar="STR", help="cpu, cuda, cuda:1, ... (default: auto)")
     parser.add_argument("--log", default="", metavar="STR", help="tensorboard, wandb")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
+
+
+def add_compile(parser: Parser) -> None:
+    """For verbs that train."""
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="compile the step on a GPU (default: if the stage is long)",
+    )
 
 
 def read_settings(options: argparse.Namespace, unknown: list[str]) -> tuple[dict[str, Any], list[str]]:

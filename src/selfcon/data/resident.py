@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torchvision.transforms import functional as tvf
 
-from selfcon.data.augment import augment, normalise
 from selfcon.data.images import Pixels
-from selfcon.data.policies import Policy, draw
+from selfcon.data.policies import Policy
 from selfcon.data.random import permute
 from selfcon.data.scan import in_threads
 from selfcon.data.source import ArrayImages, Images
+from selfcon.data.views import Look, make_views
 from selfcon.errors import UsageError
 from selfcon.progress import track
 
@@ -38,7 +38,7 @@ class Batch:
 class Resident:
     """All images of a split on one device, and the statistics that normalise them."""
 
-    pixels: Tensor  # [N, 3, H, W] uint8
+    pixels: Tensor  # [N, 3, H, W] uint8; in main memory where the device of the rest has no room for them
     labels: Tensor  # [N] int64
     mean: Tensor  # [3], of pixels in [0, 1]
     std: Tensor
@@ -46,6 +46,11 @@ class Resident:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are made."""
+        return self.labels.device
 
     def batches(
         self,
@@ -59,29 +64,34 @@ class Resident:
         first: int = 0,
     ) -> Iterator[Batch]:
         """The batches of one epoch in its own order, from number `first` on; the last one may be smaller."""
-        order = permute(len(self), seed=seed, epoch=epoch, device=self.pixels.device)
+        order = permute(len(self), seed=seed, epoch=epoch, device=self.device)
         for samples in _split(order, batch_size)[first:]:
             yield self.batch(samples, policy, seed=seed, epoch=epoch, views=views, size=size)
 
     def plain_batches(self, *, batch_size: int, size: int | None = None) -> Iterator[Batch]:
         """All samples in their stored order, normalised only."""
-        for samples in _split(torch.arange(len(self), device=self.pixels.device), batch_size):
+        for samples in _split(torch.arange(len(self), device=self.device), batch_size):
             yield self.batch(samples, Policy(), seed=0, epoch=0, size=size)
 
     def batch(
         self, samples: Tensor, policy: Policy, *, seed: int, epoch: int, views: int = 1, size: int | None = None
     ) -> Batch:
         """The batch of these samples [B], each view with a draw of its own."""
-        if views < 1:
-            raise UsageError(f"A sample has at least one view, not {views}.")
         policy = policy if self.may_flip else replace(policy, flip_probability=0.0)
-        stored = self.pixels[samples]
-        height, width = stored.shape[2:]
-        seen = []
-        for view in range(views):
-            draws = draw(policy, samples, height=height, width=width, seed=seed, epoch=epoch, view=view)
-            seen.append(normalise(augment(stored, policy, draws, size or height), self.mean, self.std))
-        return Batch(torch.cat(seen), self.labels[samples], samples)
+        look = Look(
+            policy=policy,
+            mean=self.mean,
+            std=self.std,
+            size=size or self.pixels.shape[2],
+            seed=seed,
+            epoch=epoch,
+            views=views,
+        )
+        stored, rows = self.pixels, samples
+        if stored.device != self.device:
+            stored = stored[samples.to(stored.device)].pin_memory().to(self.device, non_blocking=True)
+            rows = torch.arange(len(samples), device=self.device)
+        return Batch(make_views(stored, rows, samples, look), self.labels[samples], samples)
 
 
 def make_resident(
@@ -106,10 +116,19 @@ def make_resident(
         fitted = in_threads(lambda index: _fit(images[index], size), range(len(images)))
         for index, pixels in enumerate(track(fitted, "Decoding", len(images))):
             array[index] = pixels
-    stored = torch.from_numpy(array).to(device).permute(0, 3, 1, 2).contiguous()
+    device = torch.device(device)
+    place = device if has_room(device, array.nbytes) else torch.device("cpu")
+    stored = torch.empty((len(array), 3, *array.shape[1:3]), dtype=torch.uint8, device=place)
+    for first in range(0, len(array), 4096):  # in parts, so that no second copy is needed
+        stored[first : first + 4096] = torch.from_numpy(array[first : first + 4096]).to(place).permute(0, 3, 1, 2)
     labels = torch.from_numpy(images.labels).to(device)
     mean, std = (like.mean, like.std) if like is not None else measure(stored)
     return Resident(stored, labels, mean.to(device), std.to(device), images.may_flip)
+
+
+def has_room(device: torch.device, wanted: int) -> bool:
+    """Whether so many bytes can stay on a device and leave it at least as much for training."""
+    return device.type != "cuda" or 2 * wanted <= torch.cuda.mem_get_info(device)[0]
 
 
 def fingerprint(data: Resident) -> str:

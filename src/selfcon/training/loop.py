@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from selfcon.data.resident import Batch
 from selfcon.errors import NonFiniteError
 from selfcon.training import checkpoint as checkpoints
 from selfcon.training.checkpoint import Checkpoint
@@ -40,18 +42,27 @@ def train(
     device: torch.device,
     stop: Stop,
     log: Callable[[dict[str, Any]], None] | None = None,
+    compiled: bool | None = None,
     minutes_between_saves: float = 5.0,
 ) -> Trained:
     """Train a stage to its end, from its newest checkpoint if there is one.
 
     `stop` is looked at after every step: when it is set, a checkpoint is written and StoppedError raised. `log` is told
-    what is noted of every epoch.
+    what is noted of every epoch. `compiled` is whether the step is compiled on a GPU; by default if the stage is long.
     """
-    worker = _Worker(stage, run, device)
+    worker = _Worker(stage, run, device, compiled=compiled)
     worker.restore()
     if worker.epoch >= stage.epochs:
         return worker.result()
-    with Reporter(stage.name, stage.epochs, stage.samples, seen=worker.samples_seen) as reporter:
+    with (
+        Reporter(stage.name, stage.epochs, stage.samples, seen=worker.samples_seen) as reporter,
+        torch.backends.cudnn.flags(
+            enabled=True,
+            benchmark=not torch.backends.cudnn.deterministic,  # shapes stay, so it pays to try all algorithms
+            deterministic=torch.backends.cudnn.deterministic,
+            allow_tf32=torch.backends.cudnn.allow_tf32,
+        ),
+    ):
         last_save = time.monotonic()
         while worker.epoch < stage.epochs:
             for batch in stage.batches(worker.epoch, worker.batch):
@@ -91,11 +102,10 @@ def peak_memory(device: torch.device) -> int:
 class _Worker:
     """A stage in training: where it is, what was noted, how to keep and find that."""
 
-    def __init__(self, stage: Stage, run: RunFolder, device: torch.device) -> None:
+    def __init__(self, stage: Stage, run: RunFolder, device: torch.device, *, compiled: bool | None) -> None:
         self.stage, self.run, self.device = stage, run, device
-        self.trainer = Trainer(stage, device)
+        self.trainer = Trainer(stage, device, compiled=compiled)
         self.epoch = self.batch = 0
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.metrics = [line for line in run.read_metrics() if line["stage"] != stage.name]
         self.started = time.monotonic()
         self.seconds_before, self.peak_before = 0.0, 0
@@ -120,19 +130,26 @@ class _Worker:
         return max(self.peak_before, peak_memory(self.device))
 
     def mean_loss(self) -> float:
-        return float(self.loss_sum) / max(self.batch, 1)
+        return float(self.trainer.loss_sum) / max(self.batch, 1)
 
-    def step(self, batch: Any) -> None:
+    def step(self, batch: Batch) -> None:
+        with self._naming_the_checkpoint():
+            self.trainer.update(batch.images, batch.labels, self.step_number)
+        self.batch += 1
+
+    @contextmanager
+    def _naming_the_checkpoint(self) -> Iterator[None]:
         try:
-            self.loss_sum += self.trainer.update(batch, self.step_number)
+            yield
         except NonFiniteError as error:
             newest = checkpoints.newest(self.run.checkpoints / self.stage.name)
             kept = "There is no checkpoint yet" if newest is None else f"The last checkpoint is {newest}"
             raise NonFiniteError(f"{error} {kept}.") from error
-        self.batch += 1
 
     def end_epoch(self) -> dict[str, Any]:
         """Note the epoch and go on to the next."""
+        with self._naming_the_checkpoint():
+            self.trainer.check()
         line: dict[str, Any] = {
             "stage": self.stage.name,
             "epoch": self.epoch + 1,
@@ -145,11 +162,13 @@ class _Worker:
         self.metrics.append(line)
         self.run.write_metrics(self.metrics)
         self.epoch, self.batch = self.epoch + 1, 0
-        self.loss_sum.zero_()
+        self.trainer.loss_sum.zero_()
         return line
 
     def save(self) -> None:
         trainer = self.trainer
+        with self._naming_the_checkpoint():
+            trainer.check()
         tensors = {f"module.{name}": value for name, value in self.stage.module.state_dict().items()}
         if trainer.average is not None:
             tensors |= {f"average.{name}": value for name, value in trainer.average.module.state_dict().items()}
@@ -162,7 +181,7 @@ class _Worker:
         tensors["random.cpu"] = torch.get_rng_state()
         if self.device.type == "cuda":
             tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
-        tensors["loss_sum"] = self.loss_sum
+        tensors["loss_sum"] = trainer.loss_sum
         facts = {
             "stage": self.stage.name,
             "epoch": self.epoch,
@@ -189,18 +208,26 @@ class _Worker:
         torch.set_rng_state(tensors["random.cpu"])
         if self.device.type == "cuda" and "random.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
-        self.loss_sum.copy_(tensors["loss_sum"])
+        trainer.loss_sum.copy_(tensors["loss_sum"])
         self.epoch, self.batch, trainer.skipped = facts["epoch"], facts["batch"], facts["skipped"]
         self.metrics += facts["metrics"]
         self.seconds_before, self.peak_before = facts["seconds"], facts["peak_memory_bytes"]
 
     def _restore_optimizer(self, tensors: dict[str, Tensor]) -> None:
         state = self.trainer.optimizer.state_dict()
+        parameters = [p for group in self.trainer.optimizer.param_groups for p in group["params"]]
         values: dict[int, dict[str, Tensor]] = {}
         for name, value in tensors.items():
             index, _, key = name.partition(".")
-            values.setdefault(int(index), {})[key] = value
+            values.setdefault(int(index), {})[key] = _laid_out_like(parameters[int(index)], value)
         self.trainer.optimizer.load_state_dict({"state": values, "param_groups": state["param_groups"]})
+
+
+def _laid_out_like(parameter: Tensor, value: Tensor) -> Tensor:
+    """Fused optimisers want their state laid out in memory as the weights are."""
+    if value.shape != parameter.shape:
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -12,27 +12,43 @@ from torch.optim import SGD, AdamW, Optimizer
 from selfcon.config import Optim
 
 
-def create_optimizer(parameters: Iterable[nn.Parameter], settings: Optim, lr: float) -> Optimizer:
-    """The optimiser that the settings name."""
+def create_optimizer(
+    parameters: Iterable[nn.Parameter], settings: Optim, lr: float, device: torch.device | str = "cpu"
+) -> Optimizer:
+    """The optimiser that the settings name; on a GPU in its fused form, with the learning rate there too."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     decay = settings.weight_decay
     if decay is None:
         decay = 0.05 if settings.name == "adamw" else 1e-4
+    on_gpu = torch.device(device).type == "cuda"
+    rate: float | Tensor = torch.tensor(lr, device=device) if on_gpu else lr
     if settings.name == "adamw":
-        return AdamW(trained, lr=lr, betas=(settings.momentum, settings.beta2), weight_decay=decay)
+        betas = (settings.momentum, settings.beta2)
+        return AdamW(trained, lr=rate, betas=betas, weight_decay=decay, fused=on_gpu, capturable=on_gpu)
     if settings.name == "lars":
-        return LARS(trained, lr=lr, momentum=settings.momentum, weight_decay=decay)
-    return SGD(trained, lr=lr, momentum=settings.momentum, nesterov=settings.nesterov, weight_decay=decay)
+        return LARS(trained, lr=rate, momentum=settings.momentum, weight_decay=decay)
+    return SGD(
+        trained, lr=rate, momentum=settings.momentum, nesterov=settings.nesterov, weight_decay=decay, fused=on_gpu
+    )
 
 
 class LARS(Optimizer):
     """SGD with momentum whose step is, for each matrix or kernel, in proportion to the length of its weights.
 
-    You, Gitman and Ginsburg (2017). Vectors (biases, normalisation) are neither scaled nor decayed.
+    You, Gitman and Ginsburg (2017). Vectors (biases, normalisation) are neither scaled nor decayed. Where `found_inf`,
+    a tensor, is set to something else than 0, as in torch's fused optimisers, nothing is changed.
     """
 
+    found_inf: Tensor | None = None
+
     def __init__(
-        self, params: Iterable[nn.Parameter], lr: float, *, momentum: float, weight_decay: float, trust: float = 1e-3
+        self,
+        params: Iterable[nn.Parameter],
+        lr: float | Tensor,
+        *,
+        momentum: float,
+        weight_decay: float,
+        trust: float = 1e-3,
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
 
@@ -55,5 +71,11 @@ class LARS(Optimizer):
         state = self.state[weights]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(weights)
-        state["momentum_buffer"].mul_(group["momentum"]).add_(gradient)
-        weights.sub_(state["momentum_buffer"], alpha=group["lr"])
+        buffer = state["momentum_buffer"]
+        moved = group["momentum"] * buffer + gradient
+        step = group["lr"] * moved
+        if self.found_inf is not None:
+            left_out = self.found_inf != 0
+            moved, step = torch.where(left_out, buffer, moved), torch.where(left_out, 0.0, step)
+        buffer.copy_(moved)
+        weights.sub_(step)

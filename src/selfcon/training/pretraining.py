@@ -55,12 +55,12 @@ class Pretraining(Stage):
             first=first,
         )
 
-    def loss(self, batch: Batch) -> Tensor:
-        images = batch.images.contiguous(memory_format=memory_format(batch.images.device))
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        images = images.contiguous(memory_format=memory_format(images.device))
         settings = self._settings.loss
         return self._method.loss_from_output(
             self.net(images),
-            batch.labels,
+            labels,
             temperature=settings.temperature,
             alpha=settings.alpha,
             base_temperature=settings.base_temperature,

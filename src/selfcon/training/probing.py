@@ -27,7 +27,7 @@ class Probing(Stage):
         self.net = net.requires_grad_(False).eval()
         generator = torch.Generator().manual_seed(settings.seed)
         self.module = nn.ModuleDict({name: _linear(net.width, classes, generator) for name in net.names})
-        self.module.to(train.pixels.device)
+        self.module.to(train.device)
         self.epochs, self.batch_size, self.samples = settings.probe_epochs, probe.batch_size, len(train)
         self.lr, self.schedule, self.seed = probe.lr, probe.schedule, settings.seed
         self.optim = Optim(name="sgd", momentum=probe.momentum, weight_decay=probe.weight_decay)
@@ -40,15 +40,15 @@ class Probing(Stage):
             self._policy, batch_size=self.batch_size, seed=self.seed + 1, epoch=epoch, size=self._size, first=first
         )
 
-    def loss(self, batch: Batch) -> Tensor:
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         with torch.no_grad(), torch.autocast(self._device, dtype=self._precision, enabled=self._precision is not None):
-            features = self.net(batch.images.contiguous(memory_format=memory_format(batch.images.device))).features
-        losses = [cross_entropy(self.module[name](features[name].float()), batch.labels) for name in features]  # type: ignore[index]
+            features = self.net(images.contiguous(memory_format=memory_format(images.device))).features
+        losses = [cross_entropy(self.module[name](features[name].float()), labels) for name in features]  # type: ignore[index]
         return torch.stack(losses).sum()
 
     @property
     def _device(self) -> str:
-        return self._train.pixels.device.type
+        return self._train.device.type
 
 
 def _linear(width: int, classes: int, generator: torch.Generator) -> nn.Linear:

@@ -5,21 +5,28 @@ What comes before and after it (batches, metrics, checkpoints, signals) is the l
 
 from __future__ import annotations
 
+import time
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import TorchDynamoException
 from torch.optim import Optimizer
 
 from selfcon.config import Optim, Schedule
-from selfcon.errors import NonFiniteError
+from selfcon.data.resident import Batch
+from selfcon.errors import NonFiniteError, SelfconWarning
+from selfcon.progress import say
 from selfcon.training.ema import Average
 from selfcon.training.optimizers import create_optimizer
+from selfcon.training.replay import Replayed
 from selfcon.training.schedule import plan
 
 _MOST_SKIPPED = 20  # steps in a row that float16's scaler may skip to find its scale
+_STEPS_BETWEEN_CHECKS = 50
+_WORTH_COMPILING = 2000  # steps; compiling takes as long as a few thousand steps of a small network gain by it
 
 
 class Stage(ABC):
@@ -42,11 +49,11 @@ class Stage(ABC):
         return -(-self.samples // self.batch_size)
 
     @abstractmethod
-    def batches(self, epoch: int, first: int) -> Iterator[Any]:
+    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         """The batches of an epoch (from 0) in order, from number `first` on."""
 
     @abstractmethod
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """The loss of one batch, a scalar."""
 
     def measure(self, epoch: int, module: nn.Module) -> dict[str, float]:
@@ -58,11 +65,17 @@ class Stage(ABC):
 
 
 class Trainer:
-    """What an update changes: the module, the optimiser, the scaler, the average."""
+    """What an update changes: the module, the optimiser, the scaler, the average; and how updates are made fast.
 
-    def __init__(self, stage: Stage, device: torch.device) -> None:
+    On a GPU nothing in an update makes the host wait: whether losses were finite is noted there and looked at now and
+    then, and no update is applied from the first on that was not. Full batches go through a compiled loss where the
+    stage is long enough, and every update is recorded and replayed.
+    """
+
+    def __init__(self, stage: Stage, device: torch.device, *, compiled: bool | None = None) -> None:
         self.stage, self.device = stage, device
-        self.optimizer: Optimizer = create_optimizer(stage.module.parameters(), stage.optim, stage.lr)
+        self.on_gpu = device.type == "cuda"
+        self.optimizer: Optimizer = create_optimizer(stage.module.parameters(), stage.optim, stage.lr, device)
         self.rate = plan(
             stage.lr,
             stage.schedule,
@@ -73,44 +86,83 @@ class Trainer:
         self.average = None if stage.ema is None else Average(stage.module, stage.ema)
         self.scaler = torch.amp.GradScaler(device.type, enabled=stage.precision == "fp16")
         self.skipped = 0
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self._step = torch.zeros((), dtype=torch.int64, device=device)
+        self._broken = torch.full((), -1, dtype=torch.int64, device=device)  # the first step that was not finite
+        self._trained = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self._waits = not self.on_gpu or self.scaler.is_enabled()  # for what came out of each update
+        self._fast_loss = stage.loss
+        if self.on_gpu and (stage.epochs * stage.steps_per_epoch >= _WORTH_COMPILING if compiled is None else compiled):
+            self._fast_loss = Compiled(stage.loss, stage.name)
+        self._replayed = None if self._waits else Replayed(self._advance, device)
 
     @property
     def result(self) -> nn.Module:
         return self.stage.module if self.average is None else self.average.module
 
-    def update(self, batch: Any, step: int) -> Tensor:
-        """Update number `step` (from 0); returns its loss.
+    def update(self, images: Tensor, labels: Tensor, step: int) -> None:
+        """Update number `step` (from 0), whose loss goes into `loss_sum`.
 
-        Where that or the gradient is not finite, the weights stay as they are and NonFiniteError is raised.
+        Where that or the gradient is not finite, the weights stay as they are and NonFiniteError is raised: at once, or
+        on a GPU within so many steps, and always by `check`.
         """
         lr = self.rate.at(step)
+        self._step.fill_(step)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        loss = self._forward(batch, step)
-        self.optimizer.zero_grad(set_to_none=True)
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+        if self._replayed is None:
+            self._advance(images, labels)
+            return
+        self._replayed(images, labels)
+        if (step + 1) % _STEPS_BETWEEN_CHECKS == 0:
+            self.check()
+
+    def check(self) -> None:
+        """Raise NonFiniteError if an update so far was not finite."""
+        if (step := int(self._broken)) >= 0:
+            raise self._not_finite("The loss or its gradient is not finite", step)
+
+    def _advance(self, images: Tensor, labels: Tensor) -> None:
+        """The update itself. It is recorded on a GPU, so all that differs between steps must be in tensors."""
+        loss = self._forward(images, labels)
         self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.optimizer)
-        trained = [p for group in self.optimizer.param_groups for p in group["params"]]
-        length = nn.utils.clip_grad_norm_(trained, self.stage.optim.clip_norm or float("inf"))
-        overflow_is_usual = self.scaler.is_enabled()
-        if not loss.isfinite() or not (overflow_is_usual or length.isfinite()):
-            raise self._not_finite(f"The {'gradient' if loss.isfinite() else 'loss'} is not finite", step)
-        self.skipped = 0 if length.isfinite() else self.skipped + 1
-        if self.skipped > _MOST_SKIPPED:
-            raise self._not_finite(f"The gradient was not finite in {self.skipped} steps in a row", step)
+        length = nn.utils.get_total_norm([p.grad for p in self._trained if p.grad is not None])
+        if self.stage.optim.clip_norm is not None:
+            nn.utils.clip_grads_with_norm_(self._trained, self.stage.optim.clip_norm, length)
+        finite = loss.isfinite() if self.scaler.is_enabled() else loss.isfinite() & length.isfinite()
+        self._broken.copy_(torch.where(finite | (self._broken >= 0), self._broken, self._step))
+        if self._waits:
+            self.check()
+            self._count_skipped(length)
+        else:
+            # torch's own way to leave out an update without asking the host; LARS knows it, too
+            self.optimizer.found_inf = (self._broken >= 0).float()  # type: ignore[attr-defined]
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None and not self.skipped:
             self.average.update(self.stage.module)
-        return loss.detach()
+        self.loss_sum += loss.detach()
 
-    def _forward(self, batch: Any, step: int) -> Tensor:
+    def _forward(self, images: Tensor, labels: Tensor) -> Tensor:
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.stage.precision)
+        # The last, smaller batch of an epoch is not worth compiling for.
+        loss = self._fast_loss if len(labels) == self.stage.batch_size else self.stage.loss
         try:
             with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
-                return self.stage.loss(batch)
+                return loss(images, labels)
         except NonFiniteError as error:
-            raise self._not_finite(str(error).rstrip("."), step) from error
+            raise self._not_finite(str(error).rstrip("."), int(self._step)) from error
+
+    def _count_skipped(self, length: Tensor) -> None:
+        """float16's scaler skips a few updates until its scale is found; many in a row are no search any more."""
+        self.skipped = 0 if length.isfinite() else self.skipped + 1
+        if self.skipped > _MOST_SKIPPED:
+            raise self._not_finite(f"The gradient was not finite in {self.skipped} steps in a row", int(self._step))
 
     def _not_finite(self, what: str, step: int) -> NonFiniteError:
         hint = "--precision bf16" if self.scaler.is_enabled() else "a lower --lr or --optim.clip_norm"
@@ -118,3 +170,31 @@ class Trainer:
             f"{what} at step {step + 1} of {self.stage.name} (epoch {step // self.stage.steps_per_epoch + 1}), "
             f"and the weights were left as they were: try {hint}."
         )
+
+
+class Compiled:
+    """A stage's loss through torch.compile, which takes its time at the first call and says so.
+
+    Where the compiler gives up, the loss is used as it is.
+    """
+
+    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor], name: str) -> None:
+        self._plain, self._name = loss, name
+        self._compiled = torch.compile(loss, dynamic=False)
+        self._ready = False
+
+    def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
+        if self._ready:
+            return self._compiled(images, labels)
+        say(f"{self._name}: compiling the step; --no-compile leaves that out")
+        start = time.monotonic()
+        self._ready = True
+        try:
+            loss = self._compiled(images, labels)
+        except TorchDynamoException as error:
+            reason = str(error).strip().splitlines()[0]
+            warnings.warn(f"The step cannot be compiled and runs as it is ({reason}).", SelfconWarning, stacklevel=2)
+            self._compiled = self._plain
+            loss = self._plain(images, labels)
+        say(f"{self._name}: compiled in {time.monotonic() - start:.0f} s")
+        return loss

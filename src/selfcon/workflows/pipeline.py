@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,17 @@ from selfcon.config import Settings, flatten
 from selfcon.errors import UsageError
 from selfcon.evaluation.accuracy import embed, predict, summarise
 from selfcon.networks.multi_exit import MultiExitNetwork
+from selfcon.progress import say
 from selfcon.report.page import Evidence, render_report
 from selfcon.training.artifact import save_encoder, save_model
 from selfcon.training.folder import RunFolder
-from selfcon.training.logging import check_logs, open_logs
+from selfcon.training.logging import open_logs
 from selfcon.training.loop import Trained
 from selfcon.training.loop import train as train_stage
 from selfcon.training.pretraining import Pretraining
 from selfcon.training.probing import Probing
 from selfcon.training.signals import Stop, watch
-from selfcon.workflows.task import Task, check_settings, choose_device, collect_settings, prepare
+from selfcon.workflows.task import Running, Task, check_settings, collect_settings, prepare
 
 Result = dict[str, Any]
 
@@ -33,6 +35,7 @@ def fit(
     out: str | Path,
     recipe: str | None = None,
     device: str = "auto",
+    compile: bool | None = None,
     overwrite: bool = False,
     log: Sequence[str] = (),
     **settings: Any,
@@ -40,10 +43,11 @@ def fit(
     """Train, probe every exit and their ensemble, write the report; returns what results.json holds.
 
     Settings go by their names (`epochs=3`, `optim={"momentum": 0.95}`). The same call again goes on where it was
-    stopped, or returns the result at once where it is done.
+    stopped, or returns the result at once where it is done. On a GPU long stages are compiled, unless `compile` says
+    otherwise.
     """
     chosen = collect_settings(recipe, settings)
-    return run_stages(chosen, out, device=device, overwrite=overwrite, log=log, verb="fit", probe=True)
+    return _run_stages(chosen, out, Running.choose(device, compile, log), overwrite=overwrite, verb="fit", probe=True)
 
 
 def pretrain(
@@ -51,6 +55,7 @@ def pretrain(
     out: str | Path,
     recipe: str | None = None,
     device: str = "auto",
+    compile: bool | None = None,
     overwrite: bool = False,
     log: Sequence[str] = (),
     **settings: Any,
@@ -59,7 +64,9 @@ def pretrain(
     chosen = collect_settings(recipe, settings)
     if check_settings(chosen).stages == 1:
         raise UsageError(f"{chosen.method} trains in one stage: use `selfcon train` or `selfcon fit`.")
-    return run_stages(chosen, out, device=device, overwrite=overwrite, log=log, verb="pretrain", probe=False)
+    return _run_stages(
+        chosen, out, Running.choose(device, compile, log), overwrite=overwrite, verb="pretrain", probe=False
+    )
 
 
 def train(
@@ -67,6 +74,7 @@ def train(
     out: str | Path,
     recipe: str | None = None,
     device: str = "auto",
+    compile: bool | None = None,
     overwrite: bool = False,
     log: Sequence[str] = (),
     **settings: Any,
@@ -75,10 +83,14 @@ def train(
     chosen = collect_settings(recipe, settings)
     if check_settings(chosen).stages == 2:
         raise UsageError(f"{chosen.method} trains in two stages: use `selfcon fit`, or pretrain and probe.")
-    return run_stages(chosen, out, device=device, overwrite=overwrite, log=log, verb="train", probe=False)
+    return _run_stages(
+        chosen, out, Running.choose(device, compile, log), overwrite=overwrite, verb="train", probe=False
+    )
 
 
-def probe(run_folder: str | Path, *, device: str = "auto", log: Sequence[str] = ()) -> Result:
+def probe(
+    run_folder: str | Path, *, device: str = "auto", compile: bool | None = None, log: Sequence[str] = ()
+) -> Result:
     """Train linear classifiers on every exit of a pretrained run, and report its accuracy."""
     run, settings = RunFolder.reopen(run_folder)
     with run:
@@ -90,51 +102,47 @@ def probe(run_folder: str | Path, *, device: str = "auto", log: Sequence[str] = 
                 f"{run.path} is pretrained for {epochs} of {settings.epochs} epochs: "
                 f"the command that began it goes on with it."
             )
-        return _work(run, settings, choose_device(device), log, probe=True)
+        return _work(run, settings, Running.choose(device, compile, log), probe=True)
 
 
-def run_stages(
-    settings: Settings,
-    out: str | Path,
-    *,
-    device: str,
-    overwrite: bool,
-    log: Sequence[str],
-    verb: str,
-    probe: bool,
+def _run_stages(
+    settings: Settings, out: str | Path, running: Running, *, overwrite: bool, verb: str, probe: bool
 ) -> Result:
     """All stages of a run in its folder."""
     check_settings(settings)
-    check_logs(log)
-    chosen_device = choose_device(device)
     with RunFolder.open(out, settings, verb=verb, overwrite=overwrite) as run:
-        return _work(run, settings, chosen_device, log, probe=probe)
+        return _work(run, settings, running, probe=probe)
 
 
-def _work(run: RunFolder, settings: Settings, device: torch.device, log: Sequence[str], *, probe: bool) -> Result:
+def _work(run: RunFolder, settings: Settings, running: Running, *, probe: bool) -> Result:
     done: Result | None = run.read_json("results.json")
     reported = done is not None and "accuracy" in done and (run.path / "report.html").exists()
     if done is not None and (reported or not (probe or "accuracy" in done)):
         return {**done, "already_done": True}
     with watch() as stop:
-        return _run(run, settings, device, log, stop, probe=probe)
+        return _run(run, settings, running, stop, probe=probe)
 
 
-def _run(
-    run: RunFolder, settings: Settings, device: torch.device, log: Sequence[str], stop: Stop, *, probe: bool
-) -> Result:
-    write_log = open_logs(log, run.path, settings.model_dump(mode="json"))
+def _run(run: RunFolder, settings: Settings, running: Running, stop: Stop, *, probe: bool) -> Result:
+    device = running.device
+    write_log = open_logs(running.log, run.path, settings.model_dump(mode="json"))
     task = prepare(settings, device)
+    if device.type == "cuda":
+        say(task.describe_place())
     task.check_last_batch()
     _check_same_data(task, run)
     stop.check()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    encoder = _train_encoder(task, run, write_log, stop)
+    work = partial(train_stage, run=run, device=device, stop=stop, log=write_log, compiled=running.compile)
+    encoder = work(make_pretraining(task, lambda epoch, module: save_encoder(run, epoch, module)))
     net, spent = encoder.module, [encoder]
     assert isinstance(net, MultiExitNetwork)
     if task.method.stages == 2 and probe:
-        spent.append(_train_probe(task, net, run, write_log, stop))
+        classifiers = work(make_probing(task, net))
+        assert isinstance(classifiers.module, nn.ModuleDict)
+        net.classifiers.update(dict(classifiers.module.items()))
+        spent.append(classifiers)
     if not net.classifiers:
         _write_model(task, net, run)
         return _write_result(task, run, spent, {})
@@ -156,9 +164,6 @@ def _run(
     )
     run.write("report.html", page)
     return result
-
-
-Log = Callable[[dict[str, Any]], None] | None
 
 
 def _check_same_data(task: Task, run: RunFolder) -> None:
@@ -188,23 +193,10 @@ def make_pretraining(task: Task, keep_encoder: Callable[[int, nn.Module], None])
     )
 
 
-def _train_encoder(task: Task, run: RunFolder, log: Log, stop: Stop) -> Trained:
-    stage = make_pretraining(task, lambda epoch, module: save_encoder(run, epoch, module))
-    return train_stage(stage, run, device=task.device, stop=stop, log=log)
-
-
 def make_probing(task: Task, net: MultiExitNetwork) -> Probing:
     """The second stage of a task, on a trained network."""
     policy = task.policy(task.settings.probe.augment)
     return Probing(net, task.train, classes=len(task.classes), settings=task.settings, policy=policy, size=task.size)
-
-
-def _train_probe(task: Task, net: MultiExitNetwork, run: RunFolder, log: Log, stop: Stop) -> Trained:
-    """Put trained classifiers on the network."""
-    trained = train_stage(make_probing(task, net), run, device=task.device, stop=stop, log=log)
-    assert isinstance(trained.module, nn.ModuleDict)
-    net.classifiers.update(dict(trained.module.items()))
-    return trained
 
 
 def _write_model(task: Task, net: MultiExitNetwork, run: RunFolder) -> None:

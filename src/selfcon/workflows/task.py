@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -20,6 +20,7 @@ from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.registry import create_model
 from selfcon.paper.recipes import load_recipe
 from selfcon.training.artifact import parse_exits
+from selfcon.training.logging import check_logs
 from selfcon.training.loop import memory_format
 
 DEFAULT_RECIPE = "digits"
@@ -81,6 +82,21 @@ def choose_device(name: str) -> torch.device:
 
 
 @dataclass(frozen=True)
+class Running:
+    """How a run is made, which does not decide what comes out of it."""
+
+    device: torch.device
+    compile: bool | None
+    log: Sequence[str]
+
+    @classmethod
+    def choose(cls, device: str, compile: bool | None, log: Sequence[str]) -> Self:
+        """Refuse what cannot be had, before any work."""
+        check_logs(log)
+        return cls(choose_device(device), compile, log)
+
+
+@dataclass(frozen=True)
 class Task:
     """Everything that a run needs besides its folder."""
 
@@ -96,6 +112,12 @@ class Task:
     @property
     def classes(self) -> tuple[str, ...]:
         return self.source.classes
+
+    def describe_place(self) -> str:
+        """Where the images are during training, and how large."""
+        size = self.train.pixels.numel() / 1e6
+        place = "on the GPU" if self.train.pixels.is_cuda else "in main memory, since the GPU has no room for them"
+        return f"{len(self.train):,} training images, {size:,.0f} MB, stay {place}"
 
     def fingerprints(self) -> dict[str, str]:
         """What tells these data from others, by split."""

@@ -1,0 +1,66 @@
+"""Every implementation of the augmentation gives the same views."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from selfcon.data.policies import POLICIES
+from selfcon.data.views import Look, make_views
+from selfcon.errors import UsageError
+
+SHAPES = [(32, 32, 32), (64, 48, 32), (20, 20, 24), (33, 40, 17), (12, 80, 16)]
+KERNEL_POLICIES = [name for name, policy in POLICIES.items() if not policy.randaugment]
+
+
+def some_images(height: int, width: int) -> Tensor:
+    images = torch.randint(
+        0, 256, (60, 3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    images[5], images[6], images[7] = images[5, :1], 0, 255  # grey, black, white: where hue has no meaning
+    return images
+
+
+def some_look(policy: str, size: int, device: str = "cpu", **more: Any) -> Look:
+    mean, std = torch.tensor([0.5, 0.4, 0.3], device=device), torch.tensor([0.2, 0.25, 0.3], device=device)
+    keys = {"seed": 123_456_789_012, "epoch": 17, "views": 2, **more}
+    return Look(policy=POLICIES[policy], mean=mean, std=std, size=size, **keys)
+
+
+def compare(implementation: str, device: str, *, count: int, tolerance: float) -> None:
+    """An implementation against the plain one, over shapes (the last crops fall back to the centre) and policies."""
+    rows = torch.arange(count, device=device).flip(0)
+    for height, width, size in SHAPES:
+        images = some_images(height, width).to(device)
+        for policy in KERNEL_POLICIES:
+            look = some_look(policy, size, device)
+            ours = make_views(images, rows, 1000 + rows, look, implementation)
+            expected = make_views(images, rows, 1000 + rows, look, "plain")
+            difference = (ours - expected).abs().max()
+            assert ours.shape == (2 * count, 3, size, size)
+            assert difference < tolerance, (height, width, size, policy, difference)
+
+
+def test_the_kernel_in_tritons_interpreter() -> None:
+    pytest.importorskip("triton", reason="Triton is made for Linux only")
+    script = "from tests.data.test_views import compare\ncompare('triton', 'cpu', count=12, tolerance=2e-5)"
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}  # runs its language without a GPU
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=300)
+
+
+def test_a_view_belongs_to_its_sample() -> None:
+    images, look = some_images(32, 32), some_look("standard", 32)
+    rows = torch.tensor([3, 9])
+    both = make_views(images, rows, rows, look)
+    assert torch.equal(make_views(images[rows], torch.arange(2), rows, look), both)  # the key counts, not the place
+    assert not torch.equal(make_views(images, rows, rows + 1, look), both)
+    with pytest.raises(UsageError, match="did you mean 'triton'"):
+        make_views(images, rows, rows, look, "tritn")
+    with pytest.raises(UsageError, match="at least one view"):
+        make_views(images, rows, rows, some_look("standard", 32, views=0))
