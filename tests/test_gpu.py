@@ -32,6 +32,8 @@ from tests.workflows.conftest import write_stripes
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
     pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated:DeprecationWarning"),  # torch.compile's own
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
 ]
 
 

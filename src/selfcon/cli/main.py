@@ -26,6 +26,7 @@ VERBS = {
     "evaluate": ("selfcon.cli.evaluate", "accuracy of a run on any split, by exit"),
     "knn": ("selfcon.cli.knn", "accuracy of the nearest neighbours in a run's features"),
     "doctor": ("selfcon.cli.doctor", "what this machine has, and what to expect of given data and settings"),
+    "bench": ("selfcon.cli.bench", "how fast this machine trains, beside the ways of others"),
     "recipes": ("selfcon.cli.recipes", "the experiments of the paper by name, for --recipe"),
     "data check": ("selfcon.cli.data_check", "read every image of a data set and tell what is wrong with it"),
     "data pack": ("selfcon.cli.data_pack", "decode a data set once into a file that opens at once"),
