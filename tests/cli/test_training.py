@@ -83,7 +83,26 @@ def test_what_a_user_reads(place: Path) -> None:
     assert "positives of an anchor" in done.stdout
 
 
-@pytest.mark.parametrize("verb", ["fit", "pretrain", "probe", "train", "evaluate", "knn", "doctor", "recipes"])
+def test_bench(tmp_path: Path) -> None:
+    small = ["--width", "0.125", "--images", "40", "--batch-size", "16", "--image-size", "16", "--epochs", "1"]
+    done = run("bench", *small, "--workers", "1", "--methods", "supcon", "--device", "cpu", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["what"] for row in rows if row["what"] != "augmentation"] == [
+        "machine",
+        "released code's manner",
+        "step",
+        "epoch",
+        "probe",
+    ]
+    assert all(row["images_per_second"] > 0 for row in rows if "images_per_second" in row)
+    step = next(row for row in rows if row["what"] == "step")
+    assert 0 < step["share_of_matrix_rate"] < 1
+    assert "epoch resnet18 supcon" in done.stderr
+    assert run("bench", "--methods", "supconn", cwd=tmp_path).returncode == 64
+
+
+@pytest.mark.parametrize("verb", ["fit", "pretrain", "probe", "train", "evaluate", "knn", "doctor", "recipes", "bench"])
 def test_help_fits_a_screen_and_shows_an_example(verb: str, tmp_path: Path) -> None:
     done = run(verb, "--help", cwd=tmp_path, COLUMNS="120")
     assert done.returncode == 0

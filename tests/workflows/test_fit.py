@@ -140,10 +140,10 @@ def test_a_step_that_is_not_finite_names_the_last_checkpoint(
     before = {path: path.read_bytes() for path in (run / "checkpoints").rglob("state.*")}
     original = loop.Trainer.update
 
-    def broken(self: Any, batch: Any, step: int) -> Any:
+    def broken(self: Any, images: Any, labels: Any, step: int) -> None:
         if step == 3:
             next(iter(self.stage.module.parameters())).data.fill_(float("nan"))
-        return original(self, batch, step)
+        original(self, images, labels, step)
 
     monkeypatch.setattr(loop.Trainer, "update", broken)
     with pytest.raises(NonFiniteError, match=r"at step 4 of pretrain .* The last checkpoint is .*step-000000002"):
@@ -156,11 +156,10 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals, 
     trainer = importlib.import_module("selfcon.training.loop").Trainer
     original = trainer.update
 
-    def update(self: Any, batch: Any, at: int) -> Any:
-        loss = original(self, batch, at)
+    def update(self: Any, images: Any, labels: Any, at: int) -> None:
+        original(self, images, labels, at)
         if (self.stage.name, at) == (stage, step):
             os.kill(os.getpid(), number)
-        return loss
 
     monkeypatch.setattr(trainer, "update", update)
 
@@ -191,11 +190,10 @@ import os, signal, sys
 from selfcon.cli.main import main
 from selfcon.training import loop
 update, save = loop.Trainer.update, loop._Worker.save
-def updated(self, batch, step):
-    loss = update(self, batch, step)
+def updated(self, images, labels, step):
+    update(self, images, labels, step)
     if step == 4:
         os.kill(os.getpid(), getattr(signal, sys.argv[1]))
-    return loss
 def saved(self):
     if self.step_number == 5:  # the first signal is being served
         os.kill(os.getpid(), signal.SIGINT)

@@ -39,10 +39,12 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], seed: int) -> tuple[T
 
 
 def _multiply(word: Tensor, factor: int) -> tuple[Tensor, Tensor]:
-    """High and low word of a 64-bit product, without overflow of a signed 64-bit integer in the high one."""
-    high = ((word >> 16) * factor + (((word & 0xFFFF) * factor) >> 16)) >> 16
-    low = (word * factor) & _MASK  # may wrap around, which leaves the low 32 bits right
-    return high, low
+    """High and low word of a 64-bit product, from halves of the factor, so that nothing overflows.
+
+    Halves also because compilers may take a small word for a 32-bit integer, which must then not meet a larger factor.
+    """
+    upper, lower = word * (factor >> 16), word * (factor & 0xFFFF)
+    return (upper + (lower >> 16)) >> 16, (((upper & 0xFFFF) << 16) + lower) & _MASK
 
 
 def draw_words(samples: Tensor, *, seed: int, epoch: int, stream: int, words: int) -> Tensor:

@@ -156,7 +156,8 @@ class _Worker:
             "loss": self.mean_loss(),
             "lr": self.trainer.rate.at(self.step_number - 1),
         }
-        line |= self.stage.measure(self.epoch, self.trainer.result)
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=torch.backends.cudnn.allow_tf32):  # no search for it
+            line |= self.stage.measure(self.epoch, self.trainer.result)
         self.stage.keep(self.epoch, self.trainer.result)
         line["seconds"] = self.seconds
         self.metrics.append(line)

@@ -85,7 +85,8 @@ class Pretraining(Stage):
         else:
             known, asked = self._some(self._train, 2 * count).chunk(2)
             places = (self._train, known), (self._train, asked)
-        with evaluating(module):
+        autocast = torch.autocast(self._train.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
+        with evaluating(module), autocast:
             features = [
                 torch.cat(
                     [module(part.images, upto="backbone").features["backbone"] for part in self._plain(data, samples)]
@@ -93,11 +94,12 @@ class Pretraining(Stage):
                 for data, samples in places
             ]
         labels = [data.labels[samples] for data, samples in places]
+        features = [each.float() for each in features]
         return knn.accuracy(features[1], labels[1], features[0], labels[0])
 
     def _some(self, data: Resident, count: int) -> Tensor:
         return permute(len(data), seed=self.seed, epoch=0, stream=Stream.SPLIT, device=data.labels.device)[:count]
 
     def _plain(self, data: Resident, samples: Tensor) -> Iterator[Batch]:
-        for part in samples.split(self.batch_size):
+        for part in samples.split(min(self.batch_size, 256)):
             yield data.batch(part, Policy(), seed=0, epoch=0, size=self._size)

@@ -17,7 +17,8 @@ class Reporter:
 
     def __init__(self, what: str, epochs: int, samples: int, *, seen: int = 0) -> None:
         self.what, self.epochs, self.total = what, epochs, epochs * samples
-        self.first = seen  # of an earlier process; the rate is this one's
+        self.first: int | None = None  # samples seen when the clock was started, after the slow first batch
+        self.before = seen
         self.measured = ""
         self.start = self.drawn = time.monotonic()
         self.bar: Any = None
@@ -35,7 +36,7 @@ class Reporter:
             )
             self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self.bar.start()
-            self.task = self.bar.add_task(self.what, total=self.total, completed=self.first, now="")
+            self.task = self.bar.add_task(self.what, total=self.total, completed=self.before, now="")
         return self
 
     def __exit__(
@@ -50,6 +51,9 @@ class Reporter:
         The loss is asked for only when something is drawn, since a GPU must be waited for then.
         """
         now = time.monotonic()
+        if self.first is None:
+            self.first, self.start = seen, now
+            return
         if now - self.drawn < (_SECONDS_BETWEEN_DRAWINGS if self.bar is not None else _SECONDS_BETWEEN_LINES):
             return
         self.drawn = now

@@ -24,6 +24,9 @@ from selfcon.training.optimizers import create_optimizer
 from selfcon.training.replay import Replayed
 from selfcon.training.schedule import plan
 
+# The loss is in float32 on purpose, and torch.compile advises against it.
+warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores", category=UserWarning)
+
 _MOST_SKIPPED = 20  # steps in a row that float16's scaler may skip to find its scale
 _STEPS_BETWEEN_CHECKS = 50
 _WORTH_COMPILING = 2000  # steps; compiling takes as long as a few thousand steps of a small network gain by it

@@ -26,11 +26,14 @@ from selfcon.progress import say
 
 
 def augmentations(stored: Tensor, size: int) -> dict[str, Callable[[], Any]]:
-    """Other implementations of the standard policy on images [B, 3, H, W], by name, as far as they are installed."""
+    """Other implementations of the standard policy on images [B, 3, H, W], by name, as far as they are installed.
+
+    All of them are given all images.
+    """
     pipeline = _transform(size)
-    pictures = [Image.fromarray(image.permute(1, 2, 0).cpu().numpy()) for image in stored[:64]]
+    pictures = [Image.fromarray(image.permute(1, 2, 0).cpu().numpy()) for image in stored]
     found: dict[str, Callable[[], Any]] = {
-        "torchvision, 64 images in one process": lambda: [pipeline(picture) for picture in pictures]
+        "torchvision in one process": lambda: [pipeline(picture) for picture in pictures]
     }
     try:
         from kornia import augmentation as kornia
@@ -78,7 +81,7 @@ def train_as_released(
     net.train()
     with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=torch.backends.cudnn.allow_tf32):
         batches = itertools.chain.from_iterable(loader for _ in itertools.count())
-        warm = max(2, min(steps // 3, len(loader)))
+        warm = steps // 2 + 1  # until what the workers made ahead is used up
         for views, labels in itertools.islice(batches, warm):
             update(views, labels)
         start = time.perf_counter()
