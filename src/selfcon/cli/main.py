@@ -25,6 +25,7 @@ VERBS = {
     "train": ("selfcon.cli.train", "train encoder and classifier together"),
     "evaluate": ("selfcon.cli.evaluate", "accuracy of a run on any split, by exit"),
     "knn": ("selfcon.cli.knn", "accuracy of the nearest neighbours in a run's features"),
+    "reproduce": ("selfcon.cli.reproduce", "the paper's tables and figures: list, show, plan, run, compare"),
     "doctor": ("selfcon.cli.doctor", "what this machine has, and what to expect of given data and settings"),
     "bench": ("selfcon.cli.bench", "how fast this machine trains, beside the ways of others"),
     "recipes": ("selfcon.cli.recipes", "the experiments of the paper by name, for --recipe"),

@@ -105,6 +105,13 @@ def _compose(name: str, data: str, network: str, method: str) -> Recipe:
     )
 
 
+def count_images(name: str) -> int:
+    """Training images of the data set that a recipe's name begins with."""
+    book = _book()
+    data = max((key for key in book["data"] if name.startswith(f"{key}-")), key=len)
+    return int(book["data"][data]["images"])
+
+
 def _matches(where: Mapping[str, Any], data: str, network: str, method: str) -> bool:
     facts = {"data": data, "network": network, "method": method}
     return all(facts[key] in values for key, values in where.items())

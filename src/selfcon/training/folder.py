@@ -15,6 +15,7 @@ from typing import IO, Any, Self
 
 import torch
 
+import selfcon
 from selfcon.config import Settings, differences, make_settings, read_yaml, write_yaml
 from selfcon.errors import InputMissingError, StorageError, UsageError
 from selfcon.training.checkpoint import write_whole
@@ -146,7 +147,7 @@ def describe_environment(verb: str) -> dict[str, Any]:
     """What produced a run."""
     return {
         "verb": verb,
-        "selfcon": _version("selfcon"),
+        "selfcon": selfcon.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {
@@ -154,7 +155,7 @@ def describe_environment(verb: str) -> dict[str, Any]:
         },
         "cpu_threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "command": sys.argv,
+        "command": ["selfcon", *sys.argv[1:]],
     }
 
 

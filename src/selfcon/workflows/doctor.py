@@ -123,7 +123,7 @@ def _expect(task: Task) -> dict[str, Any]:
 
 def _foresee(stage: Stage, seconds: float) -> str:
     steps = stage.epochs * stage.steps_per_epoch
-    return f"{stage.epochs:,} epochs, {steps:,} updates, about {_as_time(steps * seconds)}"
+    return f"{stage.epochs:,} epochs, {steps:,} updates, about {as_time(steps * seconds)}"
 
 
 def _time_an_update(stage: Stage, device: torch.device) -> float:
@@ -141,7 +141,8 @@ def _time_an_update(stage: Stage, device: torch.device) -> float:
     return statistics.median(times[unmeasured:])
 
 
-def _as_time(seconds: float) -> str:
+def as_time(seconds: float) -> str:
+    """Seconds in words."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

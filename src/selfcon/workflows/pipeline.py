@@ -20,7 +20,7 @@ from selfcon.report.page import Evidence, render_report
 from selfcon.training.artifact import save_encoder, save_model
 from selfcon.training.folder import RunFolder
 from selfcon.training.logging import open_logs
-from selfcon.training.loop import Trained
+from selfcon.training.loop import Trained, forget_peak_memory
 from selfcon.training.loop import train as train_stage
 from selfcon.training.pretraining import Pretraining
 from selfcon.training.probing import Probing
@@ -47,7 +47,7 @@ def fit(
     otherwise.
     """
     chosen = collect_settings(recipe, settings)
-    return _run_stages(chosen, out, Running.choose(device, compile, log), overwrite=overwrite, verb="fit", probe=True)
+    return run_stages(chosen, out, Running.choose(device, compile, log), overwrite=overwrite, verb="fit", probe=True)
 
 
 def pretrain(
@@ -64,7 +64,7 @@ def pretrain(
     chosen = collect_settings(recipe, settings)
     if check_settings(chosen).stages == 1:
         raise UsageError(f"{chosen.method} trains in one stage: use `selfcon train` or `selfcon fit`.")
-    return _run_stages(
+    return run_stages(
         chosen, out, Running.choose(device, compile, log), overwrite=overwrite, verb="pretrain", probe=False
     )
 
@@ -83,9 +83,7 @@ def train(
     chosen = collect_settings(recipe, settings)
     if check_settings(chosen).stages == 2:
         raise UsageError(f"{chosen.method} trains in two stages: use `selfcon fit`, or pretrain and probe.")
-    return _run_stages(
-        chosen, out, Running.choose(device, compile, log), overwrite=overwrite, verb="train", probe=False
-    )
+    return run_stages(chosen, out, Running.choose(device, compile, log), overwrite=overwrite, verb="train", probe=False)
 
 
 def probe(
@@ -105,7 +103,7 @@ def probe(
         return _work(run, settings, Running.choose(device, compile, log), probe=True)
 
 
-def _run_stages(
+def run_stages(
     settings: Settings, out: str | Path, running: Running, *, overwrite: bool, verb: str, probe: bool
 ) -> Result:
     """All stages of a run in its folder."""
@@ -132,8 +130,7 @@ def _run(run: RunFolder, settings: Settings, running: Running, stop: Stop, *, pr
     task.check_last_batch()
     _check_same_data(task, run)
     stop.check()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    forget_peak_memory(device)
     work = partial(train_stage, run=run, device=device, stop=stop, log=write_log, compiled=running.compile)
     encoder = work(make_pretraining(task, lambda epoch, module: save_encoder(run, epoch, module)))
     net, spent = encoder.module, [encoder]

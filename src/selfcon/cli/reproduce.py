@@ -1,0 +1,207 @@
+"""The paper's tables and figures: list them, show their numbers, plan and make the runs behind them, compare.
+
+example: selfcon reproduce list
+         selfcon reproduce show T1
+         selfcon reproduce plan T1 --scale short --only data=cifar100 --only model=resnet18
+         selfcon reproduce run T1 --scale smoke
+         selfcon reproduce compare T1 --scale smoke
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from selfcon.cli.parsing import Parser, print_json
+from selfcon.cli.settings import add_compile
+from selfcon.errors import UsageError
+
+if TYPE_CHECKING:
+    from selfcon.workflows.reproduce import Comparison
+
+ACTIONS = ("list", "show", "plan", "run", "compare")
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("action", choices=ACTIONS, metavar="ACTION", help="list, show, plan, run or compare")
+    parser.add_argument("exhibits", nargs="*", metavar="NAME", help="T1 to T17, F1 to F7, text, robustness, or all")
+    parser.add_argument("--scale", default="short", metavar="STR", help="smoke, short or full (default: short)")
+    parser.add_argument("--seeds", default="0", metavar="LIST", help="such as 0,1,2 (default: 0)")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="K=V,V", help="leave these cells, may be repeated"
+    )
+    parser.add_argument("--data", action="append", default=[], metavar="NAME=PATH", help="where a data set lies")
+    parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), metavar="DIR", help="where runs go")
+    parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="further finished runs")
+    parser.add_argument("--device", default="auto", metavar="STR", help="cpu, cuda, ... (default: auto)")
+    add_compile(parser)
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.action == "list":
+        return _list(options)
+    if not options.exhibits:
+        raise UsageError(
+            f"selfcon reproduce {options.action} wants to know which: T1, ..., F7, text, robustness or all."
+        )
+    from selfcon.errors import unknown_name
+    from selfcon.paper.exhibits import SCALES, get_exhibit
+
+    if options.scale not in SCALES:
+        raise unknown_name("scale", options.scale, SCALES)
+    for name in options.exhibits if options.exhibits != ["all"] else ():
+        get_exhibit(name)
+    actions = {"show": _show, "plan": _plan, "run": _run, "compare": _compare}
+    return actions[options.action](options)
+
+
+def _list(options: argparse.Namespace) -> int:
+    from selfcon.paper.exhibits import get_exhibit, list_exhibits
+
+    described = [get_exhibit(name).describe() for name in list_exhibits()]
+    if options.json:
+        print(json.dumps(described, indent=2))
+        return 0
+    for each in described:
+        waits = f" (waits for {each['waits_for']})" if each["waits_for"] else ""
+        print(f"{each['name']:12s}{each['cells']:4d} numbers  {each['title']}{waits}")
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    from selfcon.paper.exhibits import get_exhibit, list_exhibits
+
+    compared = _comparisons(options)
+    if options.json:
+        print_json({"cells": [each.to_dict() for each in compared]})
+        return 0
+    for name in list_exhibits() if options.exhibits == ["all"] else options.exhibits:
+        exhibit = get_exhibit(name)
+        print(f"{name}: {exhibit.title} ({exhibit.section} of the paper)")
+        if name in ("F1", "F2"):
+            _draw(name, options.out)
+        elif not exhibit.cells:
+            print(f"  a picture without numbers; waits for {exhibit.waits_for}")
+        for number in sorted({cell.part for cell in exhibit.cells}):
+            _print_grid([each for each in compared if (each.cell.exhibit, each.cell.part) == (name, number)])
+    return 0
+
+
+def _print_grid(compared: list[Comparison]) -> None:
+    if not compared:
+        return
+    cell = compared[0].cell
+    what = (
+        cell.quantity
+        + (f", less that of {cell.minus}" if cell.minus else "")
+        + (f" / {cell.over}'s" if cell.over else "")
+    )
+    columns = list(dict.fromkeys(each.cell.column for each in compared))
+    rows: dict[str, list[Comparison]] = {}
+    for each in compared:
+        rows.setdefault(each.cell.row, []).append(each)
+    cells = {(each.cell.row, each.cell.column): _text(each) for each in compared}
+    widths = [max(len(column), *(len(cells.get((row, column), "")) for row in rows)) + 2 for column in columns]
+    first = max(len(row) for row in rows) + 2
+    print(f"  {what}; ours, where there is one, after the bar")
+    print("  " + " " * first + "".join(f"{column:>{width}s}" for column, width in zip(columns, widths, strict=True)))
+    for row in rows:
+        values = (f"{cells.get((row, column), ''):>{width}s}" for column, width in zip(columns, widths, strict=True))
+        print(f"  {row:{first}s}" + "".join(values))
+
+
+def _text(each: Comparison) -> str:
+    return each.cell.text if each.verdict is None else f"{each.cell.text} | {each.verdict.mean:.1f}"
+
+
+def _draw(name: str, out: Path) -> None:
+    from selfcon.losses.methods import get_method
+    from selfcon.report.drawings import draw_sets, print_sets
+
+    methods = [
+        get_method(each) for each in (("supcon", "selfcon") if name == "F1" else ("supcon-s", "selfcon", "selfcon-m"))
+    ]
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"{name}.png"
+    path.write_bytes(draw_sets(methods))
+    for method in methods:
+        print(f"\n  {method.name}: o the anchor itself, + a positive, - a negative, . not looked at")
+        print("\n".join(f"    {line}" for line in print_sets(method)))
+    print(f"\n  drawn in {path}")
+
+
+def _jobs(options: argparse.Namespace) -> list[Any]:
+    from selfcon.progress import say
+    from selfcon.workflows.reproduce import list_jobs, parse_data, select
+
+    try:
+        seeds = [int(seed) for seed in options.seeds.split(",")]
+    except ValueError:
+        raise UsageError(f"--seeds wants whole numbers such as 0,1,2, not {options.seeds!r}.") from None
+    cells = select(options.exhibits, options.only)
+    waiting = [cell.waits_for for cell in cells if cell.waits_for is not None]
+    for tool in sorted(set(waiting)):
+        say(f"{waiting.count(tool)} of {len(cells)} numbers wait for {tool}")
+    return list_jobs(cells, options.scale, seeds, parse_data(options.data))
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from selfcon.workflows.doctor import as_time
+    from selfcon.workflows.reproduce import plan
+
+    rows: list[dict[str, Any]] = []
+    for job, cost in plan(_jobs(options), options.device):
+        rows.append({"run": job.folder, "for": list(job.exhibits), "seconds": cost.seconds, "bytes": cost.peak_bytes})
+        if not options.json:
+            print(
+                f"{job.folder:56s}{as_time(cost.seconds):>9s}{cost.peak_bytes / 1e9:8.1f} GB  {' '.join(job.exhibits)}"
+            )
+    total = sum(row["seconds"] for row in rows)
+    if options.json:
+        print_json({"runs": rows, "seconds": total})
+    else:
+        print(f"{len(rows)} runs, about {as_time(total)} in all on this machine, without compiling")
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    from selfcon.workflows.reproduce import run as run_jobs
+    from selfcon.workflows.task import Running
+
+    jobs = _jobs(options)
+    failed = run_jobs(jobs, options.out / options.scale, Running.choose(options.device, options.compile, ()))
+    if not options.json:
+        print(f"{len(jobs) - len(failed)} of {len(jobs)} runs are done; next: selfcon reproduce compare")
+    else:
+        print_json({"runs": len(jobs), "failed": {job.folder: str(error) for job, error in failed}})
+    return failed[0][1].exit_code if failed else 0
+
+
+def _comparisons(options: argparse.Namespace) -> list[Comparison]:
+    from selfcon.workflows.reproduce import compare, find_runs, select
+
+    runs = find_runs([options.out / options.scale, options.results])
+    return compare(select(options.exhibits, options.only), options.scale, runs)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from selfcon.workflows.reproduce import compare_orders
+
+    compared = _comparisons(options)
+    orders = compare_orders(compared)
+    if options.json:
+        print_json({"cells": [each.to_dict() for each in compared], "orders": orders})
+        return 0
+    for each in (one for one in compared if one.ours):
+        cell, verdict = each.cell, each.to_dict()["verdict"]
+        print(f"{cell.exhibit:5s}{cell.row:26s}{cell.column:26s}{cell.quantity:10s}{_text(each):>18s}  {verdict}")
+    for order in orders:
+        same = f"tau {order['tau']:.2f}"
+        print(f"{order['exhibit']:5s}{', '.join(map(str, order['condition'].values()))}, {order['quantity']}, {same}")
+        print(f"       paper: {' > '.join(order['paper'])}\n       ours:  {' > '.join(order['ours'])}")
+    missing = sum(not each.ours for each in compared)
+    print(f"{len(compared) - missing} of {len(compared)} numbers are measured at scale {options.scale}.")
+    return 0

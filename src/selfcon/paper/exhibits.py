@@ -1,0 +1,194 @@
+"""The paper's tables, figures and numbers as data: `values.yaml` in memory.
+
+An exhibit is a table, a figure or the numbers of the text; a cell is one number of it with its condition. A cell knows
+the settings that reproduce it, at three scales.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from selfcon.config import NAMES, Settings, flatten, make_settings
+from selfcon.errors import UsageError, unknown_name
+from selfcon.paper.recipes import load_recipe
+
+SCALES = {
+    "smoke": "one epoch of narrow networks on the digits: proves the path",
+    "short": "a fifth of the paper's epochs",
+    "full": "the paper's epochs",
+}
+_SMOKE = {
+    "data": "digits",
+    "width": 0.125,
+    "epochs": 1,
+    "probe.epochs": 1,
+    "precision": "fp32",
+    "watch.knn_every": 0,
+}
+# What a run may differ in and still be the same experiment.
+_NO_MATTER = ("data_root", "class_list", "bad_images", "seed", "keep_epochs")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of the paper."""
+
+    exhibit: str
+    quantity: str
+    condition: Mapping[str, Any]
+    text: str  # as the paper prints it
+    value: float
+    spread: float | None
+    seeds: int
+    minus: str | None = None  # the number is a difference from this method's
+    over: str | None = None  # or a multiple of it
+    waits_for: str | None = None
+    part: int = 0  # which grid of the exhibit, and where in it
+    row: str = ""
+    column: str = ""
+
+    @property
+    def recipe(self) -> str:
+        return "-".join(str(self.condition[key]) for key in ("data", "model", "method"))
+
+    @property
+    def runs(self) -> bool:
+        """Whether training runs are all that it takes."""
+        return self.waits_for is None
+
+    def settings(self, scale: str, *, seed: int = 0, method: str | None = None) -> Settings:
+        """What to run for it; `method` for another one under the same condition."""
+        condition = dict(self.condition)
+        if method is not None:
+            condition["method"] = method
+        name = "-".join(str(condition[key]) for key in ("data", "model", "method"))
+        ground = load_recipe(name).settings
+        given = {
+            key: value for key, value in condition.items() if key in NAMES and key not in ("data", "model", "method")
+        }
+        if "batch_size" in given and "lr" not in given:  # the rate goes with the batch
+            given["lr"] = ground["lr"] * given["batch_size"] / ground["batch_size"]
+        return make_settings(ground, given, scaled(make_settings(ground, given), scale), {"seed": seed})
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A table, a figure, or numbers of the text."""
+
+    name: str
+    title: str
+    section: str
+    label: str | None
+    waits_for: str | None
+    cells: tuple[Cell, ...]
+
+    def describe(self) -> dict[str, Any]:
+        kind = {"T": "table", "F": "figure"}.get(self.name[0], "text")
+        return {
+            "name": self.name,
+            "kind": kind,
+            "title": self.title,
+            "where": self.section,
+            "cells": len(self.cells),
+            "waits_for": self.waits_for,
+        }
+
+
+def list_exhibits() -> list[str]:
+    """All names: T1 to T17, F1 to F7, text, robustness."""
+    return list(_book())
+
+
+def get_exhibit(name: str) -> Exhibit:
+    """The exhibit of that name."""
+    if name not in _book():
+        raise unknown_name("table or figure", name, _book())
+    return _book()[name]
+
+
+def scaled(settings: Settings, scale: str) -> dict[str, Any]:
+    """What a scale changes about settings."""
+    if scale not in SCALES:
+        raise unknown_name("scale", scale, SCALES)
+    if scale == "smoke":
+        return {**_SMOKE, "image_size": 32 if settings.model == "vgg16_bn" else 16}  # VGG halves its images five times
+    return {"epochs": math.ceil(settings.epochs / 5)} if scale == "short" else {}
+
+
+def identify(settings: Settings) -> str:
+    """A name for an experiment: equal for equal settings, whatever the seed and wherever the data lie."""
+    flat = flatten(settings.model_dump(mode="json"))
+    flat = {key: value for key, value in flat.items() if key not in _NO_MATTER and not key.startswith("watch.")}
+    flat["data"] = data = Path(settings.data).stem
+    digest = hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{data}-{settings.model}-{settings.method}-{digest}"
+
+
+def choose(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
+    """Those cells whose condition is among `name=value,value`, for each of these."""
+    for wish in only:
+        name, equals, values = wish.partition("=")
+        known = {key for cell in cells for key in cell.condition}
+        if not equals or name not in known:
+            raise UsageError(f"--only wants name=value with one of {', '.join(sorted(known))}, not {wish!r}.")
+        wanted = values.split(",") if name != "exits" else [values]
+        cells = [cell for cell in cells if str(cell.condition.get(name)) in wanted]
+    return list(cells)
+
+
+@cache
+def _book() -> dict[str, Exhibit]:
+    tree = yaml.safe_load(files("selfcon.paper").joinpath("values.yaml").read_text())
+    return {name: _exhibit(name, entry) for name, entry in tree.items()}
+
+
+def _exhibit(name: str, entry: Mapping[str, Any]) -> Exhibit:
+    cells = []
+    for number, part in enumerate(entry.get("parts", ())):
+        common = {**entry.get("common", {}), **part.get("common", {})}
+        for condition, *values in part["rows"]:
+            if len(values) != len(part["columns"]):
+                raise ValueError(f"{name}: {len(values)} values for {len(part['columns'])} columns")
+            for column, value in zip(part["columns"], values, strict=True):
+                mean, _, spread = str(value).partition("±")
+                cells.append(
+                    Cell(
+                        exhibit=name,
+                        quantity=part["quantity"],
+                        condition={**common, **column, **condition},
+                        text=str(value),
+                        value=float(mean),
+                        spread=float(spread) if spread else None,
+                        seeds=entry.get("seeds", 1) if spread else 1,
+                        minus=part.get("minus"),
+                        over=part.get("over"),
+                        waits_for=part.get("waits_for", _waits_for(entry, part)),
+                        part=number,
+                        row=_label(condition),
+                        column=_label(column),
+                    )
+                )
+    return Exhibit(name, entry["title"], entry["section"], entry.get("label"), entry.get("waits_for"), tuple(cells))
+
+
+def _label(condition: Mapping[str, Any]) -> str:
+    """What a row or column is about: names as they are, numbers with what they are."""
+    return ", ".join(
+        str(value) if isinstance(value, str) else f"{name.rpartition('.')[2]} {value}"
+        for name, value in condition.items()
+    )
+
+
+def _waits_for(entry: Mapping[str, Any], part: Mapping[str, Any]) -> str | None:
+    """Plain accuracies need no further tool, in whichever table they stand."""
+    return None if part["quantity"] in ("backbone", "exit", "ensemble") else entry.get("waits_for")

@@ -1,0 +1,103 @@
+"""What a run will cost on this machine, from two small batches: time goes with the images, memory with the batch."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from selfcon.config import Settings
+from selfcon.losses.methods import get_method
+from selfcon.networks.registry import create_model
+from selfcon.training.artifact import parse_exits
+from selfcon.training.loop import memory_format
+
+_CLASSES = 100
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of a whole run: seconds of both stages, and bytes in use at most."""
+
+    seconds: float
+    peak_bytes: int
+
+
+class Estimator:
+    """Measures each kind of network once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.samples = 128 if device.type == "cuda" else 4
+        self._known: dict[tuple[object, ...], tuple[float, float, float, int]] = {}
+
+    def estimate(self, settings: Settings, images: int) -> Cost:
+        """For so many training images."""
+        train, probe, kept, fixed = self._measure(settings)
+        method = get_method(settings.method)
+        seconds = settings.epochs * images * train
+        if method.stages == 2:
+            seconds += settings.probe_epochs * images * probe
+        return Cost(seconds, int(fixed + kept * min(settings.batch_size, images)))
+
+    def _measure(self, settings: Settings) -> tuple[float, float, float, int]:
+        """Seconds an image of training and of a forward, bytes kept of an image, and bytes that are there anyway."""
+        method = get_method(settings.method)
+        size = settings.image_size or 32
+        key = (settings.model, settings.width, settings.exits, size, method.name, settings.precision)
+        if key in self._known:
+            return self._known[key]
+        net = create_model(
+            settings.model,
+            exits=parse_exits(settings.exits) if method.uses_exits else [],
+            image_size=size,
+            width=settings.width,
+            projection_dim=settings.projection_dim,
+            num_classes=_CLASSES if method.stages == 1 else None,
+            **{name: value for name, value in settings.model_options.items() if name != "pretrained"},
+        ).to(self.device, memory_format=memory_format(self.device))  # type: ignore[call-overload]
+        bf16 = settings.precision != "fp32" and self.device.type == "cuda"
+
+        def step(samples: int) -> int:
+            images = torch.randn(samples * method.views, 3, size, size, device=self.device)
+            labels = torch.arange(samples, device=self.device) % (samples // 2)
+            storages: dict[int, int] = {}
+
+            def pack(tensor: Tensor) -> Tensor:
+                storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+                return tensor
+
+            with (
+                torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+                torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16),
+            ):
+                loss = method.loss_from_output(net(images), labels)
+            loss.backward()
+            net.zero_grad(set_to_none=True)
+            return sum(storages.values())
+
+        def forward() -> None:
+            images = torch.randn(self.samples, 3, size, size, device=self.device)
+            with torch.no_grad(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16):
+                net.eval()(images, upto="backbone")
+
+        step(2)
+        kept = (step(2 * self.samples) - step(self.samples)) / self.samples
+        train = self._time(lambda: step(self.samples)) / self.samples
+        probe = self._time(forward) / self.samples
+        weights = sum(each.numel() for each in net.parameters()) * 4
+        self._known[key] = train, probe, kept, 3 * weights  # weights, gradients, momentum
+        return self._known[key]
+
+    def _time(self, work: object) -> float:
+        assert callable(work)
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            work()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            times.append(time.perf_counter() - start)
+        return min(times)

@@ -1,0 +1,216 @@
+"""From the paper's numbers to ours: what to run for a table, running it, and the comparison."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from selfcon.config import Settings, make_settings, read_yaml
+from selfcon.errors import SelfconError, StoppedError, UsageError
+from selfcon.paper.exhibits import Cell, choose, get_exhibit, identify, list_exhibits
+from selfcon.paper.recipes import count_images
+from selfcon.paper.verdicts import Verdict, agreement_of_order, judge
+from selfcon.progress import say
+from selfcon.workflows.costs import Cost, Estimator
+from selfcon.workflows.pipeline import run_stages
+from selfcon.workflows.task import Running, choose_device
+
+_DIGITS = 1437
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run that cells need."""
+
+    name: str
+    settings: Settings
+    exhibits: tuple[str, ...]
+
+    @property
+    def folder(self) -> str:
+        return f"{self.name}-seed{self.settings.seed}"
+
+
+def select(exhibits: Sequence[str], only: Sequence[str] = ()) -> list[Cell]:
+    """The cells of these tables and figures (or of `all`) that `only` leaves."""
+    names = list_exhibits() if list(exhibits) == ["all"] else exhibits
+    cells = [cell for name in names for cell in get_exhibit(name).cells]
+    return choose(cells, only) if only else cells
+
+
+def list_jobs(cells: Sequence[Cell], scale: str, seeds: Sequence[int], data: Mapping[str, str]) -> list[Job]:
+    """The runs behind cells, each once; `data` says where a data set lies that is not found by its name."""
+    found: dict[tuple[str, int], tuple[Settings, list[str]]] = {}
+    for cell in cells:
+        if not cell.runs:
+            continue
+        for seed in seeds:
+            for method in (None, cell.minus or cell.over):
+                settings = cell.settings(scale, seed=seed, method=method)
+                name = identify(settings)
+                if settings.data in data:
+                    settings = make_settings(settings.model_dump(mode="json"), {"data": data[settings.data]})
+                exhibits = found.setdefault((name, seed), (settings, []))[1]
+                if cell.exhibit not in exhibits:
+                    exhibits.append(cell.exhibit)
+    return [Job(name, settings, tuple(exhibits)) for (name, _), (settings, exhibits) in found.items()]
+
+
+def plan(jobs: Sequence[Job], device: str) -> Iterator[tuple[Job, Cost]]:
+    """Each run with what it will cost on this machine."""
+    estimator = Estimator(choose_device(device))
+    for job in jobs:
+        images = _DIGITS if job.settings.data == "digits" else count_images(job.name)
+        yield job, estimator.estimate(job.settings, images)
+
+
+def run(jobs: Sequence[Job], out: Path, running: Running) -> list[tuple[Job, SelfconError]]:
+    """Make every run that is not there yet, go on with those that were interrupted; returns those that failed."""
+    failed: list[tuple[Job, SelfconError]] = []
+    for number, job in enumerate(jobs, start=1):
+        try:
+            result = run_stages(job.settings, out / job.folder, running, overwrite=False, verb="fit", probe=True)
+        except StoppedError:
+            raise
+        except SelfconError as error:
+            say(f"{number}/{len(jobs)} {job.folder}: {error}")
+            failed.append((job, error))
+        else:
+            done = "was there" if result.get("already_done") else f"{result['seconds']:.0f} s"
+            say(f"{number}/{len(jobs)} {job.folder}: {result['accuracy']['ensemble']['top1']:.1f} %, {done}")
+    return failed
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A finished run and where it is."""
+
+    folder: Path
+    settings: Settings
+    result: Mapping[str, Any]
+
+    def number(self, quantity: str) -> float | None:
+        """The quantity of a cell."""
+        accuracy = self.result["accuracy"]
+        if quantity == "memory":
+            return float(self.result["peak_memory_bytes"])
+        if quantity == "time":
+            return 1 / float(self.result["images_per_second"])
+        if quantity == "exit":
+            exits = [name for name in accuracy if name not in ("backbone", "ensemble")]
+            quantity = exits[0] if len(exits) == 1 else ""
+        return float(accuracy[quantity]["top1"]) if quantity in accuracy else None
+
+
+def find_runs(folders: Sequence[Path]) -> dict[str, list[Measured]]:
+    """Finished runs below these folders, by the name of their experiment."""
+    found: dict[str, list[Measured]] = {}
+    for folder in folders:
+        for path in sorted(folder.glob("*/results.json")):
+            config = path.parent / "config.yaml"
+            result = json.loads(path.read_text())
+            if config.is_file() and "accuracy" in result:
+                settings = make_settings(read_yaml(config))
+                runs = found.setdefault(identify(settings), [])
+                if settings.seed not in [other.settings.seed for other in runs]:
+                    runs.append(Measured(path.parent, settings, result))
+    return found
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A cell, what we measured for it, and what that means."""
+
+    cell: Cell
+    ours: tuple[float, ...]
+    folders: tuple[Path, ...]
+    verdict: Verdict | None
+
+    def to_dict(self) -> dict[str, Any]:
+        verdict = self.verdict
+        return {
+            "exhibit": self.cell.exhibit,
+            "condition": dict(self.cell.condition),
+            "quantity": self.cell.quantity,
+            **({"minus": self.cell.minus} if self.cell.minus else {}),
+            **({"over": self.cell.over} if self.cell.over else {}),
+            "paper": self.cell.value,
+            "paper_spread": self.cell.spread,
+            "ours": None if verdict is None else verdict.mean,
+            "our_spread": None if verdict is None else verdict.spread,
+            "n": len(self.ours),
+            "verdict": f"waits for {self.cell.waits_for}" if self.cell.waits_for else str(verdict or "not measured"),
+            "agrees": None if verdict is None else verdict.agrees,
+            "folders": [folder.name for folder in self.folders],
+        }
+
+
+def compare(cells: Sequence[Cell], scale: str, runs: Mapping[str, Sequence[Measured]]) -> list[Comparison]:
+    """Every cell beside what was measured at that scale."""
+    compared = []
+    for cell in cells:
+        ours = dict(_numbers(cell, scale, runs)) if cell.runs else {}
+        verdict = judge(cell.value, cell.spread, cell.seeds, list(ours.values())) if ours else None
+        compared.append(Comparison(cell, tuple(ours.values()), tuple(ours), verdict))
+    return compared
+
+
+def _numbers(cell: Cell, scale: str, runs: Mapping[str, Sequence[Measured]]) -> Iterator[tuple[Path, float]]:
+    other = cell.minus or cell.over
+    others = {}
+    if other is not None:
+        base = "backbone" if cell.minus else cell.quantity
+        others = {
+            run.settings.seed: run.number(base) for run in runs.get(identify(cell.settings(scale, method=other)), ())
+        }
+    for run in runs.get(identify(cell.settings(scale)), ()):
+        number = run.number(cell.quantity)
+        if number is None:
+            continue
+        if other is None:
+            yield run.folder, number
+        elif (base_number := others.get(run.settings.seed)) is not None:
+            yield run.folder, number - base_number if cell.minus else number / base_number
+
+
+def compare_orders(compared: Sequence[Comparison]) -> list[dict[str, Any]]:
+    """Where three methods or more were measured under one condition: in which order the paper has them, and we."""
+    groups: dict[str, list[Comparison]] = {}
+    for each in compared:
+        if each.ours and each.cell.minus is None and each.cell.over is None:
+            rest = {key: value for key, value in each.cell.condition.items() if key != "method"}
+            groups.setdefault(json.dumps([each.cell.exhibit, each.cell.quantity, rest]), []).append(each)
+    orders = []
+    for key, members in groups.items():
+        if len(members) < 3:
+            continue
+        exhibit, quantity, rest = json.loads(key)
+        ours = [statistics.fmean(member.ours) for member in members]
+        names = [str(member.cell.condition["method"]) for member in members]
+        theirs = [member.cell.value for member in members]
+        orders.append(
+            {
+                "exhibit": exhibit,
+                "quantity": quantity,
+                "condition": rest,
+                "paper": [name for _, name in sorted(zip(theirs, names, strict=True), reverse=True)],
+                "ours": [name for _, name in sorted(zip(ours, names, strict=True), reverse=True)],
+                "tau": agreement_of_order(theirs, ours),
+            }
+        )
+    return orders
+
+
+def parse_data(pairs: Sequence[str]) -> dict[str, str]:
+    """`name=path` pairs."""
+    found = {}
+    for pair in pairs:
+        name, equals, path = pair.partition("=")
+        if not equals or not path:
+            raise UsageError(f"--data wants name=path, such as cifar100=cifar100.npz, not {pair!r}.")
+        found[name] = path
+    return found
