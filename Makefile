@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 WORKERS ?= 2
 
-.PHONY: setup demo test test-all lint format bench lock clean
+.PHONY: setup demo test test-all lint format bench results lock clean
 
 setup: $(READY)
 
@@ -35,6 +35,9 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+results: $(READY)
+	$(BIN)/python results/make.py
 
 bench: $(READY)
 	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done

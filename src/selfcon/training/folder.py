@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import sys
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
@@ -147,6 +148,7 @@ def describe_environment(verb: str) -> dict[str, Any]:
     """What produced a run."""
     return {
         "verb": verb,
+        "date": datetime.now(UTC).date().isoformat(),
         "selfcon": selfcon.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
