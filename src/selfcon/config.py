@@ -92,10 +92,15 @@ class Probe(Section):
 
 
 class Watch(Section):
-    """kNN accuracy of the backbone on a sample of the held-out (or training) images, every few epochs; 0 is never."""
+    """kNN accuracy of the backbone on a sample of the held-out (or training) images, every few epochs; 0 is never.
+
+    `test_in_probe` notes the test accuracy after every epoch of the probe, to see what choosing the best would add;
+    nothing is chosen by it.
+    """
 
     knn_every: Annotated[int, Field(ge=0)] = 10
     knn_samples: Count = 1000
+    test_in_probe: bool = False
 
 
 class Settings(Section):

@@ -54,6 +54,11 @@ SUPCON = Sets(
 )
 SELFCON = Sets(anyone, lambda i, j: j.label == i.label and j != i, lambda i, j: j.label != i.label)
 UNSUPERVISED = Sets(anyone, lambda i, j: j.sample == i.sample and j != i, lambda i, j: j.sample != i.sample)
+MU_RELEASED = Sets(
+    anyone,
+    lambda i, j: (j.sample, j.view) == (i.sample, i.view) and j != i,
+    lambda i, j: (j.sample, j.view) != (i.sample, i.view),
+)
 SU_STAR = Sets(subnetwork, lambda i, j: backbone(j) and j.sample == i.sample, lambda i, j: j.sample != i.sample)
 S_STAR = Sets(subnetwork, lambda i, j: backbone(j) and j.label == i.label, lambda i, j: j.label != i.label)
 MU_STAR = Sets(subnetwork, UNSUPERVISED.positive, UNSUPERVISED.negative)
@@ -70,6 +75,7 @@ def terms(method: str, alpha: float) -> list[tuple[float, Sets]]:
         "selfcon-m": [(1.0, SELFCON)],
         "selfcon-su": [(1.0, UNSUPERVISED)],
         "selfcon-mu": [(1.0, UNSUPERVISED)],
+        "selfcon-mu-released": [(1.0, MU_RELEASED)],
         "selfcon-su-star": [(1.0, SU_STAR)],
         "selfcon-star": [(rest, SUPCON), (share, S_STAR)],
         "selfcon-mu-star": [(rest, SIMCLR), (share, MU_STAR)],

@@ -15,7 +15,10 @@ from selfcon.errors import NonFiniteError, SelfconWarning, UsageError
 from selfcon.losses import Tally
 from tests.losses import oracle
 
-CONTRASTIVE = [name for name in selfcon.list_methods() if selfcon.get_method(name).stages == 2]
+CONTRASTIVE = [
+    *(name for name in selfcon.list_methods() if selfcon.get_method(name).stages == 2),
+    *selfcon.list_methods(released=True),
+]
 
 
 def random_labels(kind: str, samples: int, rng: torch.Generator) -> Tensor:

@@ -77,6 +77,16 @@ def test_it_learns_and_the_numbers_about_it_agree(stripes: Path, tmp_path: Path)
         selfcon.evaluate(run, split="dev")
 
 
+def test_the_probe_can_be_watched_on_test_images(stripes: Path, tmp_path: Path) -> None:
+    more = {"watch.test_in_probe": True, "method": "selfcon-mu-released"}
+    result = selfcon.fit(data=str(stripes), out=tmp_path / "run", **options(**more))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    watched = [line for line in lines if line["stage"] == "probe"]
+    assert len(watched) == 3
+    for name, values in result["accuracy"].items():
+        assert watched[-1][f"test_{name}"] == pytest.approx(values["top1"])
+
+
 def test_done_is_said_and_other_settings_are_refused(stripes: Path, tmp_path: Path) -> None:
     first = selfcon.fit(data=str(stripes), out=tmp_path / "run", **SMALL)
     weights = (tmp_path / "run" / "model.safetensors").read_bytes()

@@ -6,7 +6,7 @@ A new contrastive method is a new row; `docs/architecture.md` shows one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from selfcon.errors import UsageError, unknown_name
@@ -42,6 +42,7 @@ class Method:
     uses_labels: bool = True
     uses_exits: bool
     terms: tuple[Term, ...] = ()
+    views_apart: bool = False  # without labels: whether another view of a sample is a negative
     one_stage: OneStage | None = None
 
     @property
@@ -91,6 +92,7 @@ class Method:
             gather=gather,
             process_group=process_group,
             tally=tally,
+            views_apart=self.views_apart,
         )
 
     def loss_from_output(
@@ -136,17 +138,17 @@ class Method:
         return loss
 
 
-def list_methods() -> list[str]:
-    """The names of all methods, sorted."""
-    return sorted(_METHODS)
+def list_methods(*, released: bool = False) -> list[str]:
+    """The names of all methods of the paper, sorted; or of those that its released code has otherwise."""
+    return sorted(_RELEASED if released else _METHODS)
 
 
 def get_method(name: str) -> Method:
     """The method of that name; `list_methods()` names them all."""
     try:
-        return _METHODS[name]
+        return {**_METHODS, **_RELEASED}[name]
     except (KeyError, TypeError):
-        raise unknown_name("method", name, _METHODS) from None
+        raise unknown_name("method", name, [*_METHODS, *_RELEASED]) from None
 
 
 _BACKBONE = Term(anchors="F", positives="F", negatives="F")
@@ -216,4 +218,9 @@ _METHODS: dict[str, Method] = {
             one_stage=OneStage(cross_entropy=1.0, contrast=0.8),
         ),
     ]
+}
+
+_RELEASED: dict[str, Method] = {
+    # The released code takes the other view of a sample for a negative, where the paper has it for a positive.
+    "selfcon-mu-released": replace(_METHODS["selfcon-mu"], name="selfcon-mu-released", views_apart=True),
 }

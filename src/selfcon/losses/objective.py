@@ -80,13 +80,15 @@ def contrastive_loss(
     gather: bool | None = None,
     process_group: dist.ProcessGroup | None = None,
     tally: Tally | None = None,
+    views_apart: bool = False,
 ) -> Tensor:
     """The weighted sum of `terms` over features [B, V, E, D], as a scalar of at least float32.
 
     Features are normalised here. Without labels each sample is a class of its own. `base_temperature` multiplies by
     temperature/base_temperature, as the released code of SupCon and SelfCon does with 0.07. With `gather` (by default
     wherever a process group is) the features of all processes are contrasted, and the mean over processes of this loss
-    and of its gradient are those of one process with the whole batch.
+    and of its gradient are those of one process with the whole batch. With `views_apart`, and without labels, each view
+    is a class of its own.
     """
     _check_number("temperature", temperature, least=_LEAST_TEMPERATURE)
     _check_number("alpha", alpha, least=0)
@@ -101,7 +103,13 @@ def contrastive_loss(
         world = world_size(process_group) if gather is not False else 1
         if gather and world == 1 and not (dist.is_available() and dist.is_initialized()):
             raise UsageError("gather=True needs an initialised process group: start the processes with torchrun.")
-        contrast = _contrast(normalise(features), labels, process_group if world > 1 else None, gathered=world > 1)
+        contrast = _contrast(
+            normalise(features),
+            labels,
+            process_group if world > 1 else None,
+            gathered=world > 1,
+            views_apart=views_apart,
+        )
         _check_finite(contrast.features, a_sample=features.shape[1] * features.shape[2])
         sums, counts = term_sums(contrast, terms, temperature)
         valid = counts.clone()
@@ -149,7 +157,12 @@ def check_labels(labels: Tensor, samples: int, device: torch.device) -> None:
 
 
 def _contrast(
-    z_BVED: Tensor, labels: Tensor | None, process_group: dist.ProcessGroup | None, *, gathered: bool
+    z_BVED: Tensor,
+    labels: Tensor | None,
+    process_group: dist.ProcessGroup | None,
+    *,
+    gathered: bool,
+    views_apart: bool,
 ) -> Contrast:
     own = slice(0, len(z_BVED))
     if gathered:
@@ -159,10 +172,11 @@ def _contrast(
         labels = None if labels is None else gather_rows(labels, sizes, process_group)
     samples, views, exits, dim = z_BVED.shape
     a_sample = views * exits
-    groups_B = torch.arange(samples, device=z_BVED.device) if labels is None else labels
+    alone = samples * views if views_apart else samples
+    groups = torch.arange(alone, device=z_BVED.device) if labels is None else labels
     return Contrast(
         features=z_BVED.reshape(-1, dim),
-        groups=groups_B.repeat_interleave(a_sample),
+        groups=groups.repeat_interleave(samples * a_sample // len(groups)),
         exits=torch.arange(exits, device=z_BVED.device).repeat(samples * views),
         own=slice(own.start * a_sample, own.stop * a_sample),
     )

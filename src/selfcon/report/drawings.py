@@ -27,7 +27,8 @@ def list_sets(method: Method) -> tuple[list[str], Tensor]:
         for view in range(method.views):
             for leave in range(exits):
                 names.append(f"{label} {sample + 1}{'ab'[view] if method.views > 1 else ''} {'FG'[leave]}")
-                groups.append(_LABELS.index(label) if method.uses_labels else sample)
+                alone = (sample, view if method.views_apart else 0)
+                groups.append(_LABELS.index(label) if method.uses_labels else alone[0] * 2 + alone[1])
                 places.append(leave)
     group, place = torch.tensor(groups), torch.tensor(places)
     itself = torch.eye(len(names), dtype=torch.bool)

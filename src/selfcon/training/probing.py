@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from selfcon.config import Optim, Settings
 from selfcon.data.policies import Policy
 from selfcon.data.resident import Batch, Resident
+from selfcon.evaluation.accuracy import with_ensemble
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.training.loop import memory_format
 from selfcon.training.trainer import Stage
@@ -20,7 +21,15 @@ class Probing(Stage):
     """Trains the classifiers alone. They share nothing, so the sum of their losses trains each as if by itself."""
 
     def __init__(
-        self, net: MultiExitNetwork, train: Resident, *, classes: int, settings: Settings, policy: Policy, size: int
+        self,
+        net: MultiExitNetwork,
+        train: Resident,
+        test: Resident,
+        *,
+        classes: int,
+        settings: Settings,
+        policy: Policy,
+        size: int,
     ) -> None:
         probe = settings.probe
         self.name = "probe"
@@ -32,6 +41,7 @@ class Probing(Stage):
         self.lr, self.schedule, self.seed = probe.lr, probe.schedule, settings.seed
         self.optim = Optim(name="sgd", momentum=probe.momentum, weight_decay=probe.weight_decay)
         self._train, self._policy, self._size = train, policy, size
+        self._watched = test if settings.watch.test_in_probe else None
         self._precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(settings.precision)
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
@@ -45,6 +55,18 @@ class Probing(Stage):
             features = self.net(images.contiguous(memory_format=memory_format(images.device))).features
         losses = [cross_entropy(self.module[name](features[name].float()), labels) for name in features]  # type: ignore[index]
         return torch.stack(losses).sum()
+
+    def measure(self, epoch: int, module: nn.Module) -> dict[str, float]:
+        if self._watched is None:
+            return {}
+        right: dict[str, int] = {}
+        with torch.no_grad():
+            for batch in self._watched.plain_batches(batch_size=self.batch_size, size=self._size):
+                features = self.net(batch.images).features
+                logits = with_ensemble({name: self.module[name](features[name].float()) for name in features})  # type: ignore[index]
+                for name, each in logits.items():
+                    right[name] = right.get(name, 0) + int((each.argmax(1) == batch.labels).sum())
+        return {f"test_{name}": 100 * count / len(self._watched) for name, count in right.items()}
 
     @property
     def _device(self) -> str:

@@ -193,7 +193,15 @@ def make_pretraining(task: Task, keep_encoder: Callable[[int, nn.Module], None])
 def make_probing(task: Task, net: MultiExitNetwork) -> Probing:
     """The second stage of a task, on a trained network."""
     policy = task.policy(task.settings.probe.augment)
-    return Probing(net, task.train, classes=len(task.classes), settings=task.settings, policy=policy, size=task.size)
+    return Probing(
+        net,
+        task.train,
+        task.test,
+        classes=len(task.classes),
+        settings=task.settings,
+        policy=policy,
+        size=task.size,
+    )
 
 
 def _write_model(task: Task, net: MultiExitNetwork, run: RunFolder) -> None:
