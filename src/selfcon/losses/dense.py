@@ -10,7 +10,7 @@ from torch import Tensor
 from selfcon.losses.sets import Contrast, Term, belongs
 
 
-def term_sums(contrast: Contrast, terms: Sequence[Term], temperature: float) -> tuple[Tensor, Tensor]:
+def term_sums(contrast: Contrast, terms: Sequence[Term], temperature: float | Tensor) -> tuple[Tensor, Tensor]:
     """For each term the sum of L_i over the valid anchors among `contrast.own`, [T], and their number, [T].
 
     n anchors of this process, N features of all, D their dimension, T terms.

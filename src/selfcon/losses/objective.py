@@ -9,20 +9,22 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from selfcon.errors import NonFiniteError, SelfconWarning, UsageError, unknown_name
-from selfcon.losses import dense
+from selfcon.losses import dense, tiled
 from selfcon.losses.gather import count_rows, gather_rows, own_rows, world_size
 from selfcon.losses.sets import Contrast, Term
 
-Implementation = Callable[[Contrast, Sequence[Term], float], tuple[Tensor, Tensor]]
-IMPLEMENTATIONS: dict[str, Implementation] = {"dense": dense.term_sums}
+Implementation = Callable[[Contrast, Sequence[Term], float | Tensor], tuple[Tensor, Tensor]]
+IMPLEMENTATIONS = ("dense", "tiled", "triton")
 
 _AXES = {"B": "samples", "V": "views", "E": "exits", "K": "features of each", "D": "dimensions"}
+_DENSE_UP_TO = 4096
 _LEAST_TEMPERATURE = 1e-6  # far below any use, far above where float32 overflows
 _SHORTEST = {
     torch.float64: torch.finfo(torch.float64).tiny ** 0.5,
@@ -73,7 +75,7 @@ def contrastive_loss(
     labels: Tensor | None,
     terms: Sequence[Term],
     *,
-    temperature: float = 0.1,
+    temperature: float | Tensor = 0.1,
     alpha: float = 1.0,
     base_temperature: float | None = None,
     implementation: str = "auto",
@@ -90,15 +92,18 @@ def contrastive_loss(
     and of its gradient are those of one process with the whole batch. With `views_apart`, and without labels, each view
     is a class of its own.
     """
-    _check_number("temperature", temperature, least=_LEAST_TEMPERATURE)
+    if isinstance(temperature, Tensor):
+        if temperature.numel() != 1 or not temperature.is_floating_point():
+            raise UsageError("A temperature that is a tensor must be one floating-point number.")
+        temperature = temperature.reshape(())
+    else:
+        _check_number("temperature", temperature, least=_LEAST_TEMPERATURE)
     _check_number("alpha", alpha, least=0)
     if base_temperature is not None:
         _check_number("base_temperature", base_temperature, least=_LEAST_TEMPERATURE)
     check_features(features, "BVED")
     if labels is not None:
         check_labels(labels, len(features), features.device)
-    term_sums = _find_implementation(implementation)
-
     with torch.autocast(features.device.type, enabled=False):
         world = world_size(process_group) if gather is not False else 1
         if gather and world == 1 and not (dist.is_available() and dist.is_initialized()):
@@ -111,7 +116,7 @@ def contrastive_loss(
             views_apart=views_apart,
         )
         _check_finite(contrast.features, a_sample=features.shape[1] * features.shape[2])
-        sums, counts = term_sums(contrast, terms, temperature)
+        sums, counts = _find_implementation(implementation, contrast)(contrast, terms, temperature)
         valid = counts.clone()
         if world > 1:
             dist.all_reduce(valid, group=process_group)
@@ -216,12 +221,36 @@ def _check_finite(z_ND: Tensor, a_sample: int) -> None:
         )
 
 
-def _find_implementation(name: str) -> Implementation:
+def _find_implementation(name: str, contrast: Contrast) -> Implementation:
     if name == "auto":
+        name = _choose(contrast)
+    if name == "dense":
         return dense.term_sums
-    if not isinstance(name, str) or name not in IMPLEMENTATIONS:
+    if name == "tiled":
+        return tiled.term_sums
+    if name != "triton":
         raise unknown_name("implementation", name, ["auto", *IMPLEMENTATIONS])
-    return IMPLEMENTATIONS[name]
+    if find_spec("triton") is None:
+        raise UsageError("implementation='triton' needs the package triton, which is not installed.")
+    from selfcon.losses import contrast_triton
+
+    dimension, kind = contrast.features.shape[1], contrast.features.dtype
+    if dimension > contrast_triton.LARGEST_DIMENSION or kind != torch.float32:
+        raise UsageError(
+            f"implementation='triton' is for float32 (or half) features of up to {contrast_triton.LARGEST_DIMENSION} "
+            f"dimensions, not {kind} with {dimension}: take 'tiled'."
+        )
+    return contrast_triton.term_sums
+
+
+def _choose(contrast: Contrast) -> str:
+    """By what was measured: docs/benchmarks.md. The dense form is the fastest while its matrices are small."""
+    if len(contrast.features) <= _DENSE_UP_TO:
+        return "dense"
+    z = contrast.features
+    if z.device.type == "cuda" and z.dtype == torch.float32 and z.shape[1] <= 512 and find_spec("triton") is not None:
+        return "triton"
+    return "tiled"
 
 
 def _report(features: Tensor, terms: Sequence[Term], counts: Tensor, valid: Tensor, tally: Tally | None) -> None:

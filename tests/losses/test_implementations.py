@@ -1,0 +1,150 @@
+"""Tiles and kernels give the dense form's loss and gradient, without its matrix."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import selfcon
+from selfcon.errors import UsageError
+from selfcon.losses import tiled
+from selfcon.losses.objective import contrastive_loss
+from tests.losses.test_methods import CONTRASTIVE
+
+
+def clustered(samples: int, a_sample: int, dim: int, *, spread: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Features [B, K, D] around the centres of their classes; a spread of 0.2 is a mean cosine of 0.96, 1e9 is none."""
+    rng = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, max(2, samples // 8), (samples,), generator=rng)
+    centres = torch.nn.functional.normalize(torch.randn(int(labels.max()) + 1, dim, generator=rng), dim=1)
+    noise = torch.randn(samples, a_sample, dim, generator=rng) * spread / dim**0.5
+    return centres[labels][:, None] + noise, labels
+
+
+def loss_and_gradient(
+    name: str, features: Tensor, labels: Tensor, implementation: str, **options: Any
+) -> tuple[Tensor, Tensor]:
+    x = features.detach().clone().requires_grad_()
+    loss = selfcon.get_method(name).loss(x, labels, implementation=implementation, **options)
+    (gradient,) = torch.autograd.grad(loss, x)
+    return loss.detach(), gradient
+
+
+@pytest.mark.filterwarnings("ignore:no anchor of this batch")
+@given(
+    name=st.sampled_from(CONTRASTIVE),
+    samples=st.integers(1, 40),
+    exits=st.integers(1, 3),
+    dim=st.integers(2, 20),
+    classes=st.integers(1, 12),
+    side=st.integers(1, 17),
+    temperature=st.floats(0.005, 5),
+    alpha=st.floats(0, 2),
+)
+@settings(max_examples=200, deadline=None)
+def test_tiles_equal_the_dense_form(**case: Any) -> None:
+    method = selfcon.get_method(case["name"])
+    exits = case["exits"] if method.uses_exits else 1
+    rng = torch.Generator().manual_seed(case["samples"])
+    shape = (case["samples"], method.views, exits, case["dim"])
+    features = torch.randn(*shape, dtype=torch.float64, generator=rng)
+    labels = torch.randint(0, case["classes"], (case["samples"],), generator=rng)
+    options = {"temperature": case["temperature"], "alpha": case["alpha"]}
+    expected, gradient = loss_and_gradient(case["name"], features, labels, "dense", **options)
+    before = tiled.SIDE
+    tiled.Tiles.__init__.__defaults__ = (case["side"],)
+    try:
+        ours, our_gradient = loss_and_gradient(case["name"], features, labels, "tiled", **options)
+    finally:
+        tiled.Tiles.__init__.__defaults__ = (before,)
+    assert abs(ours - expected) <= 1e-10 * max(1, abs(float(expected)))
+    assert (our_gradient - gradient).abs().max() <= 1e-10 * max(1, float(gradient.abs().max()))
+
+
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
+@pytest.mark.parametrize("name", ["selfcon", "selfcon-star", "supcon"])
+def test_the_temperature_has_a_gradient(name: str, implementation: str) -> None:
+    method = selfcon.get_method(name)
+    features, labels = torch.randn(6, method.views, 2, 5, dtype=torch.float64), torch.tensor([0, 0, 1, 1, 2, 2])
+
+    def loss(tau: Tensor) -> Tensor:
+        return method.loss(features, labels, temperature=tau, implementation=implementation, base_temperature=0.07)
+
+    tau = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(loss, tau)
+    torch.testing.assert_close(
+        loss(tau).detach(), method.loss(features, labels, temperature=0.3, base_temperature=0.07)
+    )
+
+
+def check_kernels(device: str, samples: int, dims: list[int]) -> None:
+    """Against float64, for every method, on random and on clustered features; N is a multiple of nothing."""
+    for name in CONTRASTIVE:
+        method = selfcon.get_method(name)
+        exits = 3 if method.uses_exits else 1
+        for dim in dims:
+            for spread, most in ((0.2, 0.01), (1e6, 0.002)):
+                flat, labels = clustered(samples, method.views * exits, dim, spread=spread)
+                features = flat.view(samples, method.views, exits, dim).to(device)
+                labels = labels.to(device)
+                for temperature in (0.1, 0.02):
+                    options = {"temperature": temperature, "alpha": 0.7}
+                    expected, gradient = loss_and_gradient(name, features.double(), labels, "tiled", **options)
+                    ours, our_gradient = loss_and_gradient(name, features, labels, "triton", **options)
+                    case = (name, dim, spread, temperature)
+                    assert abs(ours - expected) <= 1e-5 * abs(expected), (case, ours, expected)
+                    off = (our_gradient - gradient).norm() / gradient.norm()
+                    assert off <= most, (case, off)
+    tau = torch.tensor(0.1, device=device, requires_grad=True)
+    selfcon.get_method("selfcon").loss(features[:, :1], labels, temperature=tau, implementation="triton").backward()
+    wide = tau.detach().double().requires_grad_()
+    selfcon.get_method("selfcon").loss(
+        features[:, :1].double(), labels, temperature=wide, implementation="tiled"
+    ).backward()
+    torch.testing.assert_close(tau.grad.double(), wide.grad, rtol=1e-2, atol=1e-3)  # type: ignore[union-attr]
+
+
+def test_the_kernels_in_tritons_interpreter() -> None:
+    pytest.importorskip("triton", reason="Triton is made for Linux only")
+    script = "from tests.losses.test_implementations import check_kernels\ncheck_kernels('cpu', 37, [24])"
+    subprocess.run([sys.executable, "-c", script], env={**os.environ, "TRITON_INTERPRET": "1"}, check=True, timeout=600)
+
+
+_MEMORY = """
+import resource, torch, selfcon
+features = torch.randn(15_000, 1, 2, 32, requires_grad=True)
+labels = torch.randint(0, 100, (15_000,))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+selfcon.get_method("selfcon").loss(features, labels, implementation="tiled").backward()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
+"""
+
+
+def test_tiles_need_little_memory() -> None:
+    done = subprocess.run([sys.executable, "-c", _MEMORY], check=True, capture_output=True, text=True, timeout=300)
+    assert float(done.stdout) < 1.0  # GiB; the dense form's matrices of 30,000 x 30,000 would take more than 15
+
+
+def test_what_is_chosen_and_refused() -> None:
+    features, labels = torch.randn(4, 1, 2, 600), torch.tensor([0, 0, 1, 1])
+    method = selfcon.get_method("selfcon")
+    with pytest.raises(UsageError, match="up to 512 dimensions"):
+        method.loss(features, labels, implementation="triton")
+    with pytest.raises(UsageError, match="did you mean 'tiled'"):
+        method.loss(features, labels, implementation="tild")
+    with pytest.raises(UsageError, match="one floating-point number"):
+        method.loss(features, labels, temperature=torch.ones(2))
+    large = torch.randn(5000, 1, 1, 4)
+    many = torch.zeros(5000, dtype=torch.long)
+    automatic = contrastive_loss(large, many, selfcon.get_method("supcon-s").terms)
+    torch.testing.assert_close(
+        automatic, contrastive_loss(large, many, selfcon.get_method("supcon-s").terms, implementation="tiled")
+    )
