@@ -24,6 +24,7 @@ from selfcon.data.sources import load
 from selfcon.data.views import make_views
 from selfcon.errors import NonFiniteError, StoppedError
 from selfcon.losses import Tally
+from selfcon.training.replay import Replayed
 from selfcon.training.trainer import Stage, Trainer
 from tests.data.test_views import compare, some_images, some_look
 from tests.losses.test_methods import CONTRASTIVE
@@ -144,7 +145,7 @@ class Line(Stage):
 def run_line(stage: Line, *, replayed: bool, compiled: bool = False) -> Trainer:
     trainer = Trainer(stage, torch.device("cuda"), compiled=compiled)
     if not replayed:
-        trainer._replayed = trainer._advance  # type: ignore[assignment]
+        trainer._run = trainer._advance
     step = 0
     for epoch in range(stage.epochs):
         for batch in stage.batches(epoch, 0):
@@ -160,8 +161,8 @@ def test_replayed_and_compiled_updates_are_the_plain_ones(optimiser: str) -> Non
     start = torch.cat([p.detach().flatten() for p in Line(optimiser).module.parameters()])
     for compiled in (False, True):
         fast = run_line(Line(optimiser, ema=0.9, clip=1.0), replayed=True, compiled=compiled)
-        assert fast._replayed is not None
-        assert len(fast._replayed._recorded) == 2
+        assert isinstance(fast._run, Replayed)
+        assert len(fast._run._recorded) == 2
         ours = torch.cat([p.detach().flatten() for p in fast.result.parameters()])
         # Other kernels round differently, which twenty steps (AdamW's by their sign) amplify.
         assert (ours - expected).norm() < 0.1 * (expected - start).norm()

@@ -63,9 +63,13 @@ class Schedule(Section):
 
 
 class Loss(Section):
-    """`base_temperature=0.07` is the scale of the paper's code, with which its learning rates were found."""
+    """`base_temperature=0.07` is the scale of the paper's code, with which its learning rates were found.
+
+    With `learn_temperature`, the temperature is where training begins.
+    """
 
     temperature: Annotated[float, Field(ge=1e-6)] = 0.1
+    learn_temperature: bool = False
     alpha: NotNegative = 1.0
     base_temperature: Annotated[float, Field(ge=1e-6)] | None = None
     implementation: str = "auto"
@@ -117,12 +121,14 @@ class Settings(Section):
     width: Positive = 1.0
     stem: Literal["small", "small-pool", "large"] | None = None
     exits: str = "2:fc"
+    norm: Literal["batch", "group"] = "batch"
     projection_dim: Count = 128
     model_options: dict[str, Any] = {}
 
     method: str = "selfcon"
     epochs: Count = 100
     batch_size: Count = 256
+    micro_batch: Count | None = None
     lr: Positive | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32 - 1)] = 0
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"

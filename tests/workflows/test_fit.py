@@ -87,6 +87,17 @@ def test_the_probe_can_be_watched_on_test_images(stripes: Path, tmp_path: Path) 
         assert watched[-1][f"test_{name}"] == pytest.approx(values["top1"])
 
 
+def test_a_learned_temperature(stripes: Path, tmp_path: Path) -> None:
+    more = {"loss.learn_temperature": True, "loss.temperature": 0.2, "ema": 0.5}
+    selfcon.fit(data=str(stripes), out=tmp_path / "run", **options(**more))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    learned = [line["temperature"] for line in lines if line["stage"] == "pretrain"]
+    assert len(learned) == 2
+    assert 0.01 < learned[1] < 1
+    assert learned[1] != learned[0] != 0.2
+    assert not any("temperature" in name for name in load_file(tmp_path / "run" / "model.safetensors"))
+
+
 def test_done_is_said_and_other_settings_are_refused(stripes: Path, tmp_path: Path) -> None:
     first = selfcon.fit(data=str(stripes), out=tmp_path / "run", **SMALL)
     weights = (tmp_path / "run" / "model.safetensors").read_bytes()

@@ -26,6 +26,7 @@ FLAGS = {
     "--method": ("method", str, "selfcon, supcon, ce, ..."),
     "--epochs": ("epochs", int, "of the pretraining"),
     "--batch-size": ("batch_size", int, "images in a step"),
+    "--micro-batch": ("micro_batch", int, "samples in the network at a time"),
     "--lr": ("lr", float, "learning rate"),
     "--seed": ("seed", int, ""),
 }

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import timm as _timm
 from torch import nn
 
-from selfcon.errors import UsageError
+from selfcon.errors import UsageError, unknown_name
 from selfcon.networks.backbones import NAMED, Shape, Stem, create_encoder
 from selfcon.networks.exits import Exit
 from selfcon.networks.multi_exit import MultiExitNetwork
+from selfcon.networks.norms import Norm, use_group_norm
 from selfcon.networks.stages import split
 from selfcon.networks.subnetworks import Linear, repeat_stages
 
@@ -30,13 +31,15 @@ def create_model(
     projection_dim: int | None = 128,
     num_classes: int | None = None,
     width: float = 1.0,
+    norm: Norm = "batch",
     **timm_kwargs: Any,
 ) -> MultiExitNetwork:
     """A network of that name with sub-networks at `exits`, and heads on the backbone and each of them.
 
     The stem follows `image_size` unless it is given (up to 48 px "small", up to 96 "small-pool", above or unknown
     "large"). `projection_dim` and `num_classes` build projection heads and classifiers; None builds none. `width`
-    scales the networks of `list_models()`. Other arguments go to timm. Under DistributedDataParallel build no head that
+    scales the networks of `list_models()`. `norm="group"` puts group normalisation in place of batch normalisation.
+    Other arguments go to timm. Under DistributedDataParallel build no head that
     the loss leaves out: `projection_dim=None` for `ce`, `ce-sub` and `sd`.
     """
     exits = _check_exits(name, exits)
@@ -59,7 +62,7 @@ def create_model(
             subnetworks[leave] = repeat_stages(
                 name, after=leave.after, width=width, half_depth=half, options=timm_kwargs
             )
-    return MultiExitNetwork(
+    net = MultiExitNetwork(
         encoder,
         splitter,
         subnetworks,
@@ -67,6 +70,11 @@ def create_model(
         projection_dim=projection_dim,
         num_classes=num_classes,
     )
+    if norm == "group":
+        use_group_norm(net)
+    elif norm != "batch":
+        raise unknown_name("norm", norm, get_args(Norm))
+    return net
 
 
 def _check_exits(name: str, exits: Sequence[Exit]) -> list[Exit]:

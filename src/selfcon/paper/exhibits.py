@@ -127,8 +127,13 @@ def scaled(settings: Settings, scale: str) -> dict[str, Any]:
 
 def identify(settings: Settings) -> str:
     """A name for an experiment: equal for equal settings, whatever the seed and wherever the data lie."""
-    flat = flatten(settings.model_dump(mode="json"))
-    flat = {key: value for key, value in flat.items() if key not in _NO_MATTER and not key.startswith("watch.")}
+    usual = flatten(Settings().model_dump(mode="json"))
+    flat = {
+        key: value
+        for key, value in flatten(settings.model_dump(mode="json")).items()
+        # What is as usual is left out, so that a name outlives settings that are added later.
+        if value != usual.get(key) and key not in _NO_MATTER and not key.startswith("watch.")
+    }
     flat["data"] = data = Path(settings.data).stem
     digest = hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()[:8]
     return f"{data}-{settings.model}-{settings.method}-{digest}"

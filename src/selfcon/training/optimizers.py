@@ -16,10 +16,13 @@ def create_optimizer(
     parameters: Iterable[nn.Parameter], settings: Optim, lr: float, device: torch.device | str = "cpu"
 ) -> Optimizer:
     """The optimiser that the settings name; on a GPU in its fused form, with the learning rate there too."""
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    trained: list[Any] = [parameter for parameter in parameters if parameter.requires_grad]
     decay = settings.weight_decay
     if decay is None:
         decay = 0.05 if settings.name == "adamw" else 1e-4
+    if kept := [parameter for parameter in trained if getattr(parameter, "no_decay", False)]:
+        rest = [parameter for parameter in trained if not getattr(parameter, "no_decay", False)]
+        trained = [{"params": rest}, {"params": kept, "weight_decay": 0.0}]
     on_gpu = torch.device(device).type == "cuda"
     rate: float | Tensor = torch.tensor(lr, device=device) if on_gpu else lr
     if settings.name == "adamw":

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +14,29 @@ from selfcon.config import Settings
 from selfcon.data.policies import Policy
 from selfcon.data.random import Stream, permute
 from selfcon.data.resident import Batch, Resident
+from selfcon.errors import SelfconWarning
 from selfcon.evaluation import knn
 from selfcon.evaluation.accuracy import evaluating
 from selfcon.losses.methods import Method
 from selfcon.networks.multi_exit import MultiExitNetwork
+from selfcon.training.cached import cached_loss, uses_batch_norm
 from selfcon.training.loop import memory_format
 from selfcon.training.trainer import Stage
+
+
+class LearnedTemperature(nn.Module):
+    """A network and the logarithm of the temperature of its loss, trained together."""
+
+    def __init__(self, net: MultiExitNetwork, temperature: float) -> None:
+        super().__init__()
+        self.net = net
+        device = next(net.parameters()).device
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature), device=device))
+        self.log_temperature.no_decay = True  # type: ignore[attr-defined]
+
+    @property
+    def temperature(self) -> Tensor:
+        return self.log_temperature.exp()
 
 
 class Pretraining(Stage):
@@ -35,13 +55,25 @@ class Pretraining(Stage):
         keep_encoder: Callable[[int, nn.Module], None],
     ) -> None:
         self.name = "pretrain" if method.stages == 2 else "train"
-        self.module = self.net = net
+        self.net = net
+        self._learned: LearnedTemperature | None = None
+        if settings.loss.learn_temperature:
+            self._learned = LearnedTemperature(net, settings.loss.temperature)
+        self.module = self._learned or net
         self.epochs, self.batch_size, self.samples = settings.epochs, settings.batch_size, len(train)
         self.lr, self.optim, self.schedule = settings.learning_rate, settings.optim, settings.schedule
         self.precision, self.ema, self.seed = settings.precision, settings.ema, settings.seed
         self._train, self._held_out = train, held_out
         self._method, self._settings, self._policy, self._size = method, settings, policy, size
         self._keep_encoder = keep_encoder
+        self.recordable = settings.micro_batch is None
+        if not self.recordable and uses_batch_norm(net):
+            warnings.warn(
+                f"Batch normalisation sees the {settings.micro_batch} samples of a piece, not the whole batch: "
+                f"--norm group makes pieces exact.",
+                SelfconWarning,
+                stacklevel=2,
+            )
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         self.net.train()
@@ -58,20 +90,27 @@ class Pretraining(Stage):
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         images = images.contiguous(memory_format=memory_format(images.device))
         settings = self._settings.loss
-        return self._method.loss_from_output(
-            self.net(images),
-            labels,
-            temperature=settings.temperature,
+        loss = partial(
+            self._method.loss_from_output,
+            labels=labels,
+            temperature=settings.temperature if self._learned is None else self._learned.temperature,
             alpha=settings.alpha,
             base_temperature=settings.base_temperature,
             implementation=settings.implementation,
         )
+        if self._settings.micro_batch is None:
+            return loss(self.net(images))
+        return cached_loss(self.net, images, loss, views=self._method.views, piece=self._settings.micro_batch)
 
     def measure(self, epoch: int, module: nn.Module) -> dict[str, float]:
+        found = {} if self._learned is None else {"temperature": float(self._learned.temperature.detach())}
         every = self._settings.watch.knn_every
         if not every or ((epoch + 1) % every and epoch + 1 != self.epochs):
-            return {}
-        return {"knn": self._knn(module)}
+            return found
+        return {**found, "knn": self._knn(module)}
+
+    def unwrap(self, module: nn.Module) -> nn.Module:
+        return module.net if isinstance(module, LearnedTemperature) else module
 
     def keep(self, epoch: int, module: nn.Module) -> None:
         if epoch + 1 in self._settings.keep_epochs:

@@ -46,6 +46,7 @@ class Stage(ABC):
     precision: str = "fp32"
     ema: float | None = None
     seed: int = 0
+    recordable: bool = True  # whether a step can be compiled and recorded on a GPU
 
     @property
     def steps_per_epoch(self) -> int:
@@ -58,6 +59,10 @@ class Stage(ABC):
     @abstractmethod
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """The loss of one batch, a scalar."""
+
+    def unwrap(self, module: nn.Module) -> nn.Module:
+        """What the stage is for, out of what is trained."""
+        return module
 
     def measure(self, epoch: int, module: nn.Module) -> dict[str, float]:
         """What else to note after an epoch (from 0)."""
@@ -95,13 +100,17 @@ class Trainer:
         self._trained = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._waits = not self.on_gpu or self.scaler.is_enabled()  # for what came out of each update
         self._fast_loss = stage.loss
-        if self.on_gpu and (stage.epochs * stage.steps_per_epoch >= _WORTH_COMPILING if compiled is None else compiled):
+        if (
+            self.on_gpu
+            and stage.recordable
+            and (stage.epochs * stage.steps_per_epoch >= _WORTH_COMPILING if compiled is None else compiled)
+        ):
             self._fast_loss = Compiled(stage.loss, stage.name)
-        self._replayed = None if self._waits else Replayed(self._advance, device)
+        self._run = self._advance if self._waits or not stage.recordable else Replayed(self._advance, device)
 
     @property
     def result(self) -> nn.Module:
-        return self.stage.module if self.average is None else self.average.module
+        return self.stage.unwrap(self.stage.module if self.average is None else self.average.module)
 
     def update(self, images: Tensor, labels: Tensor, step: int) -> None:
         """Update number `step` (from 0), whose loss goes into `loss_sum`.
@@ -116,11 +125,8 @@ class Trainer:
                 group["lr"].fill_(lr)
             else:
                 group["lr"] = lr
-        if self._replayed is None:
-            self._advance(images, labels)
-            return
-        self._replayed(images, labels)
-        if (step + 1) % _STEPS_BETWEEN_CHECKS == 0:
+        self._run(images, labels)
+        if not self._waits and (step + 1) % _STEPS_BETWEEN_CHECKS == 0:
             self.check()
 
     def check(self) -> None:

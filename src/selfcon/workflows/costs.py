@@ -54,6 +54,7 @@ class Estimator:
             exits=parse_exits(settings.exits) if method.uses_exits else [],
             image_size=size,
             width=settings.width,
+            norm=settings.norm,
             projection_dim=settings.projection_dim,
             num_classes=_CLASSES if method.stages == 1 else None,
             **{name: value for name, value in settings.model_options.items() if name != "pretrained"},

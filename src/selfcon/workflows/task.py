@@ -139,6 +139,7 @@ class Task:
             "stem": settings.stem,
             "image_size": self.size,
             "width": settings.width,
+            "norm": settings.norm,
             "projection_dim": settings.projection_dim if wants_projection else None,
             "num_classes": len(self.classes) if classifiers else None,
             "options": dict(settings.model_options),
@@ -185,6 +186,7 @@ def check_settings(settings: Settings) -> Method:
                 stem=settings.stem,
                 image_size=settings.image_size,
                 width=settings.width,
+                norm=settings.norm,
                 **{key: value for key, value in settings.model_options.items() if key != "pretrained"},
             )
     except (RuntimeError, NotImplementedError) as error:

@@ -1,0 +1,119 @@
+"""Large batches in little memory: the network in pieces, the loss over all of them, then the pieces' gradients.
+
+The network runs twice over each piece, the second time with the random numbers of the first; what is kept in between is
+its output alone. The gradient is that of the whole batch, as long as no layer looks beyond its own sample. Batch
+normalisation does: with it, the statistics are those of each piece, and the result is that of a network with such
+statistics. `norm="group"` has none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from selfcon.networks.multi_exit import MultiExitNetwork, Output
+
+Loss = Callable[[Output], Tensor]
+
+
+def cached_loss(net: MultiExitNetwork, images: Tensor, loss: Loss, *, views: int, piece: int) -> Tensor:
+    """`loss(net(images))` for images [V·B, 3, S, S], never more than `piece` samples in the network at a time."""
+    samples = len(images) // views
+    if samples <= piece:
+        return loss(net(images))
+    parts = [slice(first, min(first + piece, samples)) for first in range(0, samples, piece)]
+    hook = torch.zeros((), device=images.device, requires_grad=True)  # so that autograd asks for the gradient
+    value: Tensor = _Cached.apply(hook, net, images, loss, views, parts)
+    return value
+
+
+class _Cached(torch.autograd.Function):
+    @staticmethod
+    def forward(  # noqa: PLR0917 - autograd passes them by position
+        ctx: Any, hook: Tensor, net: MultiExitNetwork, images: Tensor, loss: Loss, views: int, parts: list[slice]
+    ) -> Tensor:
+        buffers = [buffer.clone() for buffer in net.buffers()]
+        states, outputs = [], []
+        for part in parts:
+            states.append(_random_state(images.device))
+            with torch.no_grad():
+                outputs.append(_flat(net(_cut(images, part, views))))
+        for buffer, value in zip(net.buffers(), buffers, strict=True):
+            buffer.copy_(value)  # running statistics are for the second time
+        keys = list(outputs[0])
+        joined = {key: _join([output[key] for output in outputs], views) for key in keys}
+        leaves = {key: value.detach().requires_grad_() for key, value in joined.items()}
+        with torch.enable_grad():
+            value = loss(_unflat(leaves))
+        gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+        ctx.net, ctx.images, ctx.views, ctx.parts, ctx.states = net, images, views, parts, states
+        ctx.gradients = dict(zip(keys, gradients, strict=True))
+        ctx.autocast = torch.is_autocast_enabled(images.device.type), torch.get_autocast_dtype(images.device.type)
+        return value.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, above: Tensor) -> tuple[None, ...]:
+        enabled, dtype = ctx.autocast
+        device = ctx.images.device
+        for part, state in zip(ctx.parts, ctx.states, strict=True):
+            with (
+                torch.enable_grad(),
+                _replaying(device, state),
+                torch.autocast(device.type, dtype=dtype, enabled=enabled),
+            ):
+                output = _flat(ctx.net(_cut(ctx.images, part, ctx.views)))
+            wanted = [key for key in output if ctx.gradients[key] is not None and output[key].requires_grad]
+            torch.autograd.backward(
+                [output[key] for key in wanted], [above * _cut(ctx.gradients[key], part, ctx.views) for key in wanted]
+            )
+        return (None,) * 6
+
+
+def _cut(stacked: Tensor, part: slice, views: int) -> Tensor:
+    """All views of some samples, stacked view by view again."""
+    return stacked.view(views, -1, *stacked.shape[1:])[:, part].flatten(0, 1)
+
+
+def _join(pieces: list[Tensor], views: int) -> Tensor:
+    return torch.cat([piece.view(views, -1, *piece.shape[1:]) for piece in pieces], dim=1).flatten(0, 1)
+
+
+def _flat(output: Output) -> dict[tuple[str, str], Tensor]:
+    return {
+        (kind, name): value
+        for kind, values in (("projections", output.projections), ("logits", output.logits))
+        for name, value in values.items()
+    }
+
+
+def _unflat(values: dict[tuple[str, str], Tensor]) -> Output:
+    kinds: dict[str, dict[str, Tensor]] = {"projections": {}, "logits": {}}
+    for (kind, name), value in values.items():
+        kinds[kind][name] = value
+    names = list(kinds["projections"] or kinds["logits"])
+    return Output(names=names, features={}, projections=kinds["projections"], logits=kinds["logits"])
+
+
+def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+@contextmanager
+def _replaying(device: torch.device, state: tuple[Tensor, Tensor | None]) -> Iterator[None]:
+    """The random numbers that were drawn from this state on; afterwards the generators are where they were."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.set_rng_state(state[0])
+        if state[1] is not None:
+            torch.cuda.set_rng_state(state[1], device)
+        yield
+
+
+def uses_batch_norm(module: nn.Module) -> bool:
+    """Whether statistics of a piece would stand for those of the batch."""
+    return any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in module.modules())
