@@ -68,7 +68,9 @@ def _row(each: Comparison) -> str:
     assert verdict is not None
     spread = "" if verdict.spread is None else f" ± {verdict.spread:.1f}"
     link = f"[{verdict.mean:.1f}{spread}](results/{each.folders[0].name})"
-    what = cell.quantity if not cell.minus else f"{cell.quantity}, less that of {cell.minus}"
+    link += "".join(f" [also](results/{folder.name})" for folder in each.folders[1:])
+    what = cell.quantity + (f", less that of {cell.minus}" if cell.minus else "")
+    what += f" / {cell.over}'s" if cell.over else ""
     where = ", ".join(str(value) for key, value in cell.condition.items() if key != "method")
     parts = (cell.condition["method"], f"{where}, {what}", cell.text.replace("±", " ± "), link, verdict.n, verdict)
     return f"| {' | '.join(map(str, parts))} |"

@@ -27,6 +27,7 @@ from selfcon.losses import Tally
 from selfcon.training.replay import Replayed
 from selfcon.training.trainer import Stage, Trainer
 from tests.data.test_views import compare, some_images, some_look
+from tests.losses.test_implementations import check_kernels
 from tests.losses.test_methods import CONTRASTIVE
 from tests.workflows.conftest import write_stripes
 
@@ -185,6 +186,18 @@ def test_from_a_step_that_is_not_finite_nothing_changes(optimiser: str) -> None:
         good.check()
 
 
+@pytest.mark.parametrize("dim", [24, 128, 200, 512])
+def test_the_kernels_of_the_loss(dim: int) -> None:
+    check_kernels("cuda", 333, [dim])
+
+
+def test_not_a_number_stays_visible() -> None:
+    features = torch.randn(64, 1, 2, 32, device="cuda")
+    features[3] = float("nan")
+    loss = selfcon.get_method("selfcon").loss(features, torch.arange(64).cuda() % 4, implementation="triton")
+    assert not loss.isfinite()
+
+
 def test_updates_never_wait() -> None:
     stage = Line("sgd", clip=1.0)
     trainer = run_line(stage, replayed=True)
@@ -229,7 +242,7 @@ def test_images_that_do_not_fit_stay_in_main_memory(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("selfcon.data.resident.has_room", lambda device, wanted: False)
     here = make_resident(source.train, device="cuda")
     assert (there.pixels.device.type, here.pixels.device.type) == ("cuda", "cpu")
-    keys = {"batch_size": 50, "seed": 1, "epoch": 2, "views": 2}
+    keys: dict[str, Any] = {"batch_size": 50, "seed": 1, "epoch": 2, "views": 2}
     policy = POLICIES["standard"]
     for one, other in zip(there.batches(policy, **keys), here.batches(policy, **keys), strict=True):
         assert torch.equal(one.images, other.images)

@@ -72,7 +72,7 @@ class Loss(Section):
     learn_temperature: bool = False
     alpha: NotNegative = 1.0
     base_temperature: Annotated[float, Field(ge=1e-6)] | None = None
-    implementation: str = "auto"
+    implementation: Literal["auto", "dense", "tiled", "triton"] = "auto"
 
 
 class Augment(Section):
@@ -132,6 +132,7 @@ class Settings(Section):
     lr: Positive | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32 - 1)] = 0
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    sync_bn: bool | None = None
     ema: Annotated[float, Field(ge=0, lt=1)] | None = None
     keep_epochs: Annotated[tuple[Count, ...], Several] = ()
 
@@ -146,6 +147,8 @@ class Settings(Section):
     def _fits_together(self) -> Settings:
         if late := [epoch for epoch in self.keep_epochs if epoch > self.epochs]:
             raise ValueError(f"keep_epochs asks for epoch {late[0]}, and there are {self.epochs}")
+        if self.micro_batch is not None and self.loss.learn_temperature:
+            raise ValueError("micro_batch and loss.learn_temperature do not go together")
         return self
 
     @property

@@ -47,6 +47,12 @@ class StoppedError(SelfconError):
     exit_code = 75
 
 
+class MemoryShortageError(SelfconError, MemoryError):
+    """Something does not fit; the sentence says what would."""
+
+    exit_code = 78
+
+
 class UnsafeError(SelfconError, ValueError):
     """A file that would run code, or is built to do harm."""
 

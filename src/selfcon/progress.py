@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -11,14 +12,23 @@ Item = TypeVar("Item")
 _SECONDS_BETWEEN_LINES = 10.0
 
 
+def speaks() -> bool:
+    """Whether this process is the one of several that shows what goes on."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def say(sentence: str) -> None:
     """One line for somebody who watches."""
+    if not speaks():
+        return
     sys.stderr.write(f"{sentence}\n")
     sys.stderr.flush()
 
 
 def track(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
     """The items, while showing how many of `total` are done; work that is done in a moment shows nothing."""
+    if not speaks():
+        return iter(items)
     return _bar(items, what, total) if sys.stderr.isatty() else _lines(items, what, total)
 
 

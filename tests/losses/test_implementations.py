@@ -16,7 +16,8 @@ from torch import Tensor
 import selfcon
 from selfcon.errors import UsageError
 from selfcon.losses import tiled
-from selfcon.losses.objective import contrastive_loss
+from selfcon.losses.objective import choose_implementation
+from selfcon.losses.sets import Contrast
 from tests.losses.test_methods import CONTRASTIVE
 
 
@@ -76,13 +77,15 @@ def test_the_temperature_has_a_gradient(name: str, implementation: str) -> None:
     features, labels = torch.randn(6, method.views, 2, 5, dtype=torch.float64), torch.tensor([0, 0, 1, 1, 2, 2])
 
     def loss(tau: Tensor) -> Tensor:
-        return method.loss(features, labels, temperature=tau, implementation=implementation, base_temperature=0.07)
+        return method.loss(features, labels, temperature=tau, implementation=implementation)
 
     tau = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(loss, tau)
-    torch.testing.assert_close(
-        loss(tau).detach(), method.loss(features, labels, temperature=0.3, base_temperature=0.07)
-    )
+    torch.testing.assert_close(loss(tau).detach(), method.loss(features, labels, temperature=0.3))
+    # The released scale is no way for the temperature to fall.
+    scaled = method.loss(features, labels, temperature=tau, implementation=implementation, base_temperature=0.1)
+    (ours,), (plain,) = torch.autograd.grad(scaled, tau), torch.autograd.grad(loss(tau), tau)
+    torch.testing.assert_close(ours, 3 * plain)
 
 
 def check_kernels(device: str, samples: int, dims: list[int]) -> None:
@@ -136,15 +139,13 @@ def test_tiles_need_little_memory() -> None:
 def test_what_is_chosen_and_refused() -> None:
     features, labels = torch.randn(4, 1, 2, 600), torch.tensor([0, 0, 1, 1])
     method = selfcon.get_method("selfcon")
-    with pytest.raises(UsageError, match="up to 512 dimensions"):
-        method.loss(features, labels, implementation="triton")
     with pytest.raises(UsageError, match="did you mean 'tiled'"):
         method.loss(features, labels, implementation="tild")
     with pytest.raises(UsageError, match="one floating-point number"):
         method.loss(features, labels, temperature=torch.ones(2))
-    large = torch.randn(5000, 1, 1, 4)
-    many = torch.zeros(5000, dtype=torch.long)
-    automatic = contrastive_loss(large, many, selfcon.get_method("supcon-s").terms)
-    torch.testing.assert_close(
-        automatic, contrastive_loss(large, many, selfcon.get_method("supcon-s").terms, implementation="tiled")
-    )
+    with pytest.raises(UsageError, match="runs on a GPU"):
+        method.loss(features[..., :8], labels, implementation="triton")
+    for rows, expected in ((4096, "dense"), (4097, "tiled")):
+        z = torch.zeros(rows, 4)
+        contrast = Contrast(z, torch.zeros(rows), torch.zeros(rows), slice(0, rows))
+        assert choose_implementation(contrast, method.terms) == expected

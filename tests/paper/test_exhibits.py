@@ -63,6 +63,16 @@ def test_scales_and_conditions() -> None:
     assert several.settings("full").exits == "1:fc,2:fc,3:fc"
     with pytest.raises(UsageError, match="--only wants name=value"):
         choose(cells(), ["methods=ce"])
+    with pytest.raises(UsageError, match="did you mean 'cifar100'"):
+        choose(cells(), ["data=cifar1000", "model=resnet18"])
+    assert len(choose(get_exhibit("T6").cells, ["lr=1"])) == 8
+    (twice,) = choose(get_exhibit("T6").cells, ["data=imagenet100", "method=supcon", "lr=1"])
+    (once,) = [
+        cell
+        for cell in choose(get_exhibit("T2").cells, ["data=imagenet100", "method=supcon", "model=resnet18"])
+        if cell.over is None
+    ]
+    assert identify(twice.settings("full")) == identify(once.settings("full"))  # SupCon has no exits to differ in
 
 
 def test_one_experiment_one_name() -> None:
@@ -129,8 +139,9 @@ def test_verdicts() -> None:
     several = judge(75.4, None, 1, [75.0, 75.6, 75.3])
     assert several.agrees
     assert several.spread == pytest.approx(0.3)
-    # Three of three seeds with the paper's own spread: t(0.975, 4) * 0.1 * sqrt(2/3), but for rounding.
+    # Three of three seeds with the paper's own spread: t(0.975, 4) * sqrt(0.01 * 2/3), but for rounding.
     margin = judge(75.4, 0.1, 3, [75.3, 75.4, 75.5]).margin
-    assert margin == pytest.approx(2.776 * (0.01 + 0.05**2 / 3) ** 0.5 * (2 / 3) ** 0.5, rel=1e-3)
+    assert margin == pytest.approx(2.776 * (0.01 * 2 / 3 + 0.05**2 / 3) ** 0.5, rel=1e-3)
+    assert judge(0.59, None, 1, [0.70, 0.705, 0.71], decimals=2).agrees is False
     assert agreement_of_order([1, 2, 3], [10, 20, 30]) == 1
     assert agreement_of_order([1, 2, 3], [30, 20, 10]) == -1

@@ -23,7 +23,7 @@ def test_every_number_has_its_folder() -> None:
     folders = {line["folder"] for line in index}
     linked = 0
     for page in (ROOT / "README.md", ROOT / "docs" / "results.md"):
-        for number, folder in re.findall(r"\[([\d.]+)[^\]]*\]\((?:\.\./)?results/([^/)]+)\)", page.read_text()):
+        for number, folder in re.findall(r"\[([\d.]+[^\]]*)\]\((?:\.\./)?results/([^/)]+)\)", page.read_text()):
             assert folder in folders
             accuracy = json.loads((ROOT / "results" / folder / "results.json").read_text())["accuracy"]
             if "±" not in number:

@@ -15,6 +15,7 @@ import selfcon
 from selfcon.cli.parsing import Parser
 from selfcon.cli.settings import show_all_settings
 from selfcon.errors import SelfconError, SelfconWarning, UsageError, printable, unknown_name
+from selfcon.progress import speaks
 
 _OUT_OF_MEMORY, _INTERRUPTED = 78, 130
 
@@ -119,6 +120,8 @@ def _overview() -> str:
 
 
 def _say(sentence: str) -> None:
+    if not speaks():
+        return
     sys.stderr.write(f"selfcon: {printable(sentence)}\n")
 
 

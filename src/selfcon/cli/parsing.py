@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from selfcon.errors import UsageError, unknown_name
+from selfcon.progress import speaks
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,5 +47,7 @@ def add_data_arguments(parser: Parser) -> None:
 
 
 def print_json(result: dict[str, Any]) -> None:
-    """One JSON document on stdout."""
+    """One JSON document on stdout, from one of the processes."""
+    if not speaks():
+        return
     sys.stdout.write(json.dumps(result, indent=2, ensure_ascii=False) + "\n")

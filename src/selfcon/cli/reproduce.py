@@ -114,7 +114,9 @@ def _print_grid(compared: list[Comparison]) -> None:
 
 
 def _text(each: Comparison) -> str:
-    return each.cell.text if each.verdict is None else f"{each.cell.text} | {each.verdict.mean:.1f}"
+    return (
+        each.cell.text if each.verdict is None else f"{each.cell.text} | {each.verdict.mean:.{each.verdict.decimals}f}"
+    )
 
 
 def _draw(name: str, out: Path) -> None:
@@ -181,9 +183,9 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _comparisons(options: argparse.Namespace) -> list[Comparison]:
-    from selfcon.workflows.reproduce import compare, find_runs, select
+    from selfcon.workflows.reproduce import compare, find_runs, parse_data, select
 
-    runs = find_runs([options.out / options.scale, options.results])
+    runs = find_runs([options.out / options.scale, options.results], parse_data(options.data))
     return compare(select(options.exhibits, options.only), options.scale, runs)
 
 

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from selfcon.cli.parsing import print_json
+from selfcon.progress import speaks
 
 
 def show_result(result: dict[str, Any], folder: Path, *, as_json: bool) -> None:
     """The accuracy by exit and where the report is; or everything as JSON."""
     if as_json:
         print_json(result)
+        return
+    if not speaks():
         return
     if result.get("already_done"):
         print(f"{folder} is done already; --overwrite starts anew.")

@@ -7,7 +7,7 @@ is made. N samples, B in a batch, V views, S output side.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -62,15 +62,23 @@ class Resident:
         views: int = 1,
         size: int | None = None,
         first: int = 0,
+        share: Callable[[Tensor], Tensor] | None = None,
     ) -> Iterator[Batch]:
-        """The batches of one epoch in its own order, from number `first` on; the last one may be smaller."""
+        """The batches of one epoch in its own order, from number `first` on; the last one may be smaller.
+
+        With `share`, only those of a batch's samples that it picks are made.
+        """
         order = permute(len(self), seed=seed, epoch=epoch, device=self.device)
         for samples in _split(order, batch_size)[first:]:
-            yield self.batch(samples, policy, seed=seed, epoch=epoch, views=views, size=size)
+            wanted = samples if share is None else share(samples)
+            yield self.batch(wanted, policy, seed=seed, epoch=epoch, views=views, size=size)
 
-    def plain_batches(self, *, batch_size: int, size: int | None = None) -> Iterator[Batch]:
-        """All samples in their stored order, normalised only."""
-        for samples in _split(torch.arange(len(self), device=self.device), batch_size):
+    def plain_batches(
+        self, *, batch_size: int, size: int | None = None, share: Callable[[Tensor], Tensor] | None = None
+    ) -> Iterator[Batch]:
+        """All samples, or those that `share` picks, in their stored order, normalised only."""
+        every = torch.arange(len(self), device=self.device)
+        for samples in _split(every if share is None else share(every), batch_size):
             yield self.batch(samples, Policy(), seed=0, epoch=0, size=size)
 
     def batch(

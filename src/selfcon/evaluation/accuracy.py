@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from selfcon.data.resident import Resident
+from selfcon.losses.gather import join_rows, share_rows
 from selfcon.networks.multi_exit import MultiExitNetwork
 
 ENSEMBLE = "ensemble"
@@ -47,13 +48,8 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 def predict(net: MultiExitNetwork, data: Resident, *, batch_size: int = 512, size: int | None = None) -> Predictions:
     """What every exit's classifier says of every sample, in the stored order."""
-    parts: dict[str, list[Tensor]] = {name: [] for name in net.names}
-    with evaluating(net):
-        for batch in data.plain_batches(batch_size=batch_size, size=size):
-            for name, logits in net(batch.images).logits.items():
-                parts[name].append(logits.float().cpu())
-    joined = {name: torch.cat(values) for name, values in parts.items()}
-    return Predictions(with_ensemble(joined), data.labels.cpu())
+    logits = _collect(net, data, "logits", batch_size=batch_size, size=size)
+    return Predictions(with_ensemble(logits), data.labels.cpu())
 
 
 def with_ensemble(logits: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -65,12 +61,19 @@ def embed(
     net: MultiExitNetwork, data: Resident, *, batch_size: int = 512, size: int | None = None
 ) -> dict[str, Tensor]:
     """Features [N, D] of every sample by exit, in the stored order, on the CPU."""
+    return _collect(net, data, "features", batch_size=batch_size, size=size)
+
+
+def _collect(
+    net: MultiExitNetwork, data: Resident, what: str, *, batch_size: int, size: int | None
+) -> dict[str, Tensor]:
+    """A part of the network's output for all samples; several processes share the work, and each gets all of it."""
     parts: dict[str, list[Tensor]] = {name: [] for name in net.names}
     with evaluating(net):
-        for batch in data.plain_batches(batch_size=batch_size, size=size):
-            for name, features in net(batch.images).features.items():
-                parts[name].append(features.float().cpu())
-    return {name: torch.cat(values) for name, values in parts.items()}
+        for batch in data.plain_batches(batch_size=batch_size, size=size, share=share_rows):
+            for name, values in getattr(net(batch.images), what).items():
+                parts[name].append(values.float())
+    return {name: join_rows(torch.cat(values)).cpu() for name, values in parts.items()}
 
 
 def summarise(test: Predictions, train: Predictions | None = None) -> dict[str, dict[str, float]]:

@@ -19,6 +19,7 @@ from selfcon.losses.pairwise import Pairs
 from selfcon.losses.sets import Contrast, Exits, Term
 
 LARGEST_DIMENSION = 512
+MOST_TERMS = 2
 _BITS: dict[Exits, int] = {"F": 1, "G": 2, "F+G": 3}
 
 
@@ -60,17 +61,44 @@ def _rounded(z: Tensor) -> Tensor:
     """To the 10 bits that TF32 keeps, to nearest; the kernels would cut them off."""
     if z.device.type != "cuda":
         return z.contiguous()
-    return ((z.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+    rounded = ((z.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+    return torch.where(z.isfinite(), rounded, z)  # NaN must stay visible
 
 
-def _shape(dimension: int, *, gradient: bool) -> dict[str, int]:
-    """Tiles that fit: rows, columns, warps and how many tiles are loaded ahead."""
-    wide = max(16, triton.next_power_of_2(dimension))
-    if wide <= 128:
-        return {"ROWS": 128, "COLUMNS": 64, "num_warps": 8, "num_stages": 3 if not gradient else 2}
-    if wide == 256:
-        return {"ROWS": 64, "COLUMNS": 64, "num_warps": 8, "num_stages": 2}
-    return {"ROWS": 64, "COLUMNS": 32, "num_warps": 8, "num_stages": 1}
+_TILES = (
+    (128, 64, 8, 3),
+    (128, 64, 8, 2),
+    (64, 64, 8, 2),
+    (64, 32, 4, 2),
+    (64, 32, 4, 1),
+    (32, 32, 4, 1),
+    (16, 16, 4, 1),
+)
+"""Rows, columns, warps, tiles loaded ahead: from the fastest to the smallest."""
+
+
+def fits(dimension: int, device: torch.device) -> bool:
+    """Whether any tiles do."""
+    return _shape(dimension, device) is not None
+
+
+def _shape(dimension: int, device: torch.device) -> dict[str, int] | None:
+    """The first tiles that the shared memory of a GPU holds: those of the gradient, which needs more."""
+    limit = 227 * 1024  # of the interpreter, which has no limits
+    if device.type == "cuda":
+        limit = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    wide = 4 * max(16, triton.next_power_of_2(dimension))
+    for rows, columns, warps, stages in _TILES:
+        # features of the rows, of the columns ahead and once more turned around, the weights, and some more
+        if wide * (rows + columns * max(2, stages)) + 4 * rows * columns + 4096 <= limit:
+            return {"ROWS": rows, "COLUMNS": columns, "num_warps": warps, "num_stages": stages}
+    return None
+
+
+def _tiles(z: Tensor) -> dict[str, int]:
+    shape = _shape(z.shape[1], z.device)
+    assert shape is not None  # `fits` was asked before
+    return shape
 
 
 @torch.library.custom_op("selfcon::contrast_statistics", mutates_args=())
@@ -81,7 +109,7 @@ def _statistics_op(
     log_denominator = torch.empty(terms, rows, device=z.device)
     attraction = torch.empty(terms, rows, device=z.device)
     positives = torch.empty(terms, rows, dtype=torch.int64, device=z.device)
-    shape = _shape(z.shape[1], gradient=False)
+    shape = _tiles(z)
     _statistics[triton.cdiv(rows, shape["ROWS"]),](
         z,
         groups,
@@ -127,7 +155,7 @@ def _gradient_op(
     stable: bool,
 ) -> Tensor:
     gradient = torch.empty_like(z)
-    shape = _shape(z.shape[1], gradient=True)
+    shape = _tiles(z)
     terms = len(sets) // 2
     _gradient[triton.cdiv(len(z), shape["ROWS"]),](
         z,

@@ -30,6 +30,29 @@ def count_rows(rows: Tensor, process_group: dist.ProcessGroup | None) -> list[in
     return [int(count) for count in counts]
 
 
+def weigh_share(rows: int, process_group: dist.ProcessGroup | None, device: torch.device) -> Tensor | float:
+    """What a mean over this process's rows is to be multiplied by, so that the mean of all is that over all rows."""
+    world = world_size(process_group)
+    if world == 1:
+        return 1.0
+    total = torch.full((), float(rows), device=device)
+    dist.all_reduce(total, group=process_group)
+    return rows * world / total
+
+
+def share_rows(rows: Tensor) -> Tensor:
+    """This process's part of rows that all have."""
+    world = world_size(None)
+    return rows if world == 1 else rows.tensor_split(world)[dist.get_rank()]
+
+
+def join_rows(rows: Tensor) -> Tensor:
+    """The parts of all processes together again; without gradient."""
+    if world_size(None) == 1:
+        return rows
+    return gather_rows(rows.detach(), count_rows(rows, None), None)
+
+
 def own_rows(sizes: list[int], process_group: dist.ProcessGroup | None) -> slice:
     """Where the rows of this process stand among those of all."""
     rank = dist.get_rank(process_group)

@@ -127,11 +127,15 @@ class Method:
         }
         if self.one_stage is None:
             return self.loss(output.projections_bved(self.views), labels, **options)
+        from selfcon.losses.gather import weigh_share
+
         if labels is None:
             raise UsageError(f"{self.name} needs labels.")
         if not output.logits:
             raise UsageError(f"{self.name} needs logits: create the model with num_classes.")
         loss = logits_loss(output.logits, labels, self.one_stage)
+        if gather is not False:
+            loss = loss * weigh_share(len(labels), process_group, loss.device)
         if self.one_stage.contrast:
             selfcon = get_method("selfcon").loss(output.projections_bved(self.views), labels, **options)
             loss = loss + self.one_stage.contrast * selfcon

@@ -6,6 +6,7 @@ Shapes: B samples, V views, E exits (0 is the backbone), D dimensions, N = BÂ·VÂ
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -116,7 +117,7 @@ def contrastive_loss(
             views_apart=views_apart,
         )
         _check_finite(contrast.features, a_sample=features.shape[1] * features.shape[2])
-        sums, counts = _find_implementation(implementation, contrast)(contrast, terms, temperature)
+        sums, counts = _find_implementation(implementation, contrast, terms)(contrast, terms, temperature)
         valid = counts.clone()
         if world > 1:
             dist.all_reduce(valid, group=process_group)
@@ -125,7 +126,11 @@ def contrastive_loss(
         weights = [term.weight(alpha) for term in terms]
         # Not a tensor of the weights: that would be a copy from the host in every step.
         loss = torch.stack([w * s for w, s in zip(weights, sums / valid.clamp(min=1), strict=True)]).sum() * world
-        return loss if base_temperature is None else loss * (temperature / base_temperature)
+        if base_temperature is None:
+            return loss
+        # The factor is a matter of scale: through it a learnt temperature would only ever fall.
+        scale = temperature.detach() if isinstance(temperature, Tensor) else temperature
+        return loss * (scale / base_temperature)
 
 
 def normalise(features: Tensor) -> Tensor:
@@ -221,36 +226,45 @@ def _check_finite(z_ND: Tensor, a_sample: int) -> None:
         )
 
 
-def _find_implementation(name: str, contrast: Contrast) -> Implementation:
+def _find_implementation(name: str, contrast: Contrast, terms: Sequence[Term]) -> Implementation:
     if name == "auto":
-        name = _choose(contrast)
+        name = choose_implementation(contrast, terms)
     if name == "dense":
         return dense.term_sums
     if name == "tiled":
         return tiled.term_sums
     if name != "triton":
         raise unknown_name("implementation", name, ["auto", *IMPLEMENTATIONS])
-    if find_spec("triton") is None:
-        raise UsageError("implementation='triton' needs the package triton, which is not installed.")
+    if reason := _why_not_triton(contrast, terms):
+        raise UsageError(f"implementation='triton' {reason}: take 'tiled'.")
     from selfcon.losses import contrast_triton
 
-    dimension, kind = contrast.features.shape[1], contrast.features.dtype
-    if dimension > contrast_triton.LARGEST_DIMENSION or kind != torch.float32:
-        raise UsageError(
-            f"implementation='triton' is for float32 (or half) features of up to {contrast_triton.LARGEST_DIMENSION} "
-            f"dimensions, not {kind} with {dimension}: take 'tiled'."
-        )
     return contrast_triton.term_sums
 
 
-def _choose(contrast: Contrast) -> str:
-    """By what was measured: docs/benchmarks.md. The dense form is the fastest while its matrices are small."""
+def choose_implementation(contrast: Contrast, terms: Sequence[Term]) -> str:
+    """What `auto` takes. The dense form is the fastest while its matrices are small."""
     if len(contrast.features) <= _DENSE_UP_TO:
         return "dense"
+    return "tiled" if _why_not_triton(contrast, terms) else "triton"
+
+
+def _why_not_triton(contrast: Contrast, terms: Sequence[Term]) -> str | None:
     z = contrast.features
-    if z.device.type == "cuda" and z.dtype == torch.float32 and z.shape[1] <= 512 and find_spec("triton") is not None:
-        return "triton"
-    return "tiled"
+    if find_spec("triton") is None:
+        return "needs the package triton, which is not installed"
+    if z.device.type != "cuda" and not os.environ.get("TRITON_INTERPRET"):
+        return f"runs on a GPU, and these features are on {z.device}"
+    from selfcon.losses import contrast_triton
+
+    if z.dtype != torch.float32 or z.shape[1] > contrast_triton.LARGEST_DIMENSION:
+        most = contrast_triton.LARGEST_DIMENSION
+        return f"is for float32 (or half) features of up to {most} dimensions, not {z.dtype} with {z.shape[1]}"
+    if len(terms) > contrast_triton.MOST_TERMS:
+        return f"takes {contrast_triton.MOST_TERMS} terms, not {len(terms)}"
+    if not contrast_triton.fits(z.shape[1], z.device):
+        return f"finds too little shared memory on this GPU for {z.shape[1]} dimensions"
+    return None
 
 
 def _report(features: Tensor, terms: Sequence[Term], counts: Tensor, valid: Tensor, tally: Tally | None) -> None:

@@ -35,6 +35,7 @@ _SMOKE = {
     "precision": "fp32",
     "watch.knn_every": 0,
 }
+_WITHOUT_EXITS = ("ce", "supcon", "supcon-s", "simclr")
 # What a run may differ in and still be the same experiment.
 _NO_MATTER = ("data_root", "class_list", "bad_images", "seed", "keep_epochs")
 
@@ -63,8 +64,8 @@ class Cell:
 
     @property
     def runs(self) -> bool:
-        """Whether training runs are all that it takes."""
-        return self.waits_for is None
+        """Whether training runs are all that it takes, and it is no number by definition."""
+        return self.waits_for is None and self.over != self.condition.get("method")
 
     def settings(self, scale: str, *, seed: int = 0, method: str | None = None) -> Settings:
         """What to run for it; `method` for another one under the same condition."""
@@ -73,6 +74,8 @@ class Cell:
             condition["method"] = method
         name = "-".join(str(condition[key]) for key in ("data", "model", "method"))
         ground = load_recipe(name).settings
+        if condition["method"] in _WITHOUT_EXITS:
+            condition.pop("exits", None)
         given = {
             key: value for key, value in condition.items() if key in NAMES and key not in ("data", "model", "method")
         }
@@ -125,8 +128,11 @@ def scaled(settings: Settings, scale: str) -> dict[str, Any]:
     return {"epochs": math.ceil(settings.epochs / 5)} if scale == "short" else {}
 
 
-def identify(settings: Settings) -> str:
-    """A name for an experiment: equal for equal settings, whatever the seed and wherever the data lie."""
+def identify(settings: Settings, data: str | None = None) -> str:
+    """A name for an experiment: equal for equal settings, whatever the seed and wherever the data lie.
+
+    `data` is the name of the data set where the path does not tell it.
+    """
     usual = flatten(Settings().model_dump(mode="json"))
     flat = {
         key: value
@@ -134,21 +140,34 @@ def identify(settings: Settings) -> str:
         # What is as usual is left out, so that a name outlives settings that are added later.
         if value != usual.get(key) and key not in _NO_MATTER and not key.startswith("watch.")
     }
-    flat["data"] = data = Path(settings.data).stem
+    flat["data"] = data = data or Path(settings.data).stem
     digest = hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()[:8]
     return f"{data}-{settings.model}-{settings.method}-{digest}"
 
 
 def choose(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
     """Those cells whose condition is among `name=value,value`, for each of these."""
+    every = cells
     for wish in only:
         name, equals, values = wish.partition("=")
-        known = {key for cell in cells for key in cell.condition}
+        known = {key for cell in every for key in cell.condition}
         if not equals or name not in known:
             raise UsageError(f"--only wants name=value with one of {', '.join(sorted(known))}, not {wish!r}.")
-        wanted = values.split(",") if name != "exits" else [values]
-        cells = [cell for cell in cells if str(cell.condition.get(name)) in wanted]
+        there = {_plain(cell.condition[name]) for cell in every if name in cell.condition}
+        wanted = [_plain(value) for value in (values.split(",") if name != "exits" else [values])]
+        for value in wanted:
+            if value not in there:
+                raise unknown_name(name, value, there)
+        cells = [cell for cell in cells if name in cell.condition and _plain(cell.condition[name]) in wanted]
     return list(cells)
+
+
+def _plain(value: Any) -> str:
+    """Numbers as numbers: 1 is 1.0."""
+    try:
+        return f"{float(value):g}"
+    except ValueError:
+        return str(value)
 
 
 @cache

@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_ROUNDING = 0.05 / math.sqrt(3)  # standard deviation of what rounding to one decimal hides
 _SURE = 0.975
 
 
@@ -20,24 +19,28 @@ class Verdict:
     spread: float | None
     difference: float
     margin: float | None
+    decimals: int = 1
 
     @property
     def agrees(self) -> bool | None:
         return None if self.margin is None else abs(self.difference) <= self.margin
 
     def __str__(self) -> str:
+        off = f"{self.difference:+.{self.decimals}f}"
         if self.margin is None:
-            return f"{self.difference:+.1f}, neither side has a spread (n={self.n})"
+            return f"{off}, neither side has a spread (n={self.n})"
+        chance = f"chance gives ±{self.margin:.{self.decimals}f}"
         if self.agrees:
-            return f"within the spread ({self.difference:+.1f}, chance gives ±{self.margin:.1f}, n={self.n})"
-        return f"{self.difference:+.1f}, where chance gives ±{self.margin:.1f} (n={self.n})"
+            return f"within the spread ({off}, {chance}, n={self.n})"
+        return f"{off}, where {chance} (n={self.n})"
 
 
-def judge(value: float, spread: float | None, seeds: int, ours: Sequence[float]) -> Verdict:
+def judge(value: float, spread: float | None, seeds: int, ours: Sequence[float], decimals: int = 1) -> Verdict:
     """The paper's mean over `seeds` seeds with its spread, against ours.
 
     Both are taken as means of normal draws with one variance, pooled from the spreads that are known: the difference
-    is then within t · s · sqrt(1/seeds + 1/n) in 95 of 100 cases. An unknown number of seeds counts as one.
+    is then within t · s · sqrt(1/seeds + 1/n) in 95 of 100 cases, but for what the paper's rounding to so many decimals
+    hides. An unknown number of seeds counts as one.
     """
     n, mean = len(ours), statistics.fmean(ours)
     own = statistics.stdev(ours) if n > 1 else None
@@ -48,9 +51,10 @@ def judge(value: float, spread: float | None, seeds: int, ours: Sequence[float])
         from scipy.stats import t
 
         freedom = sum(weight for weight, _ in known)
-        variance = sum(weight * deviation**2 for weight, deviation in known) / freedom + _ROUNDING**2
-        margin = float(t.ppf(_SURE, freedom)) * math.sqrt(variance * (1 / seeds + 1 / n))
-    return Verdict(n, mean, own, mean - value, margin)
+        variance = sum(weight * deviation**2 for weight, deviation in known) / freedom
+        rounding = (0.5 * 10**-decimals) ** 2 / 3
+        margin = float(t.ppf(_SURE, freedom)) * math.sqrt(variance * (1 / seeds + 1 / n) + rounding)
+    return Verdict(n, mean, own, mean - value, margin, decimals)
 
 
 def agreement_of_order(theirs: Sequence[float], ours: Sequence[float]) -> float:

@@ -8,6 +8,7 @@ statistics. `norm="group"` has none of this.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from selfcon.losses.objective import raised
 from selfcon.networks.multi_exit import MultiExitNetwork, Output
 
 Loss = Callable[[Output], Tensor]
@@ -26,6 +28,7 @@ def cached_loss(net: MultiExitNetwork, images: Tensor, loss: Loss, *, views: int
     samples = len(images) // views
     if samples <= piece:
         return loss(net(images))
+    piece = math.ceil(samples / math.ceil(samples / piece))  # nearly equal pieces, so that none is left with one sample
     parts = [slice(first, min(first + piece, samples)) for first in range(0, samples, piece)]
     hook = torch.zeros((), device=images.device, requires_grad=True)  # so that autograd asks for the gradient
     value: Tensor = _Cached.apply(hook, net, images, loss, views, parts)
@@ -47,7 +50,8 @@ class _Cached(torch.autograd.Function):
             buffer.copy_(value)  # running statistics are for the second time
         keys = list(outputs[0])
         joined = {key: _join([output[key] for output in outputs], views) for key in keys}
-        leaves = {key: value.detach().requires_grad_() for key, value in joined.items()}
+        # In at least float32: float16's scaler multiplies only what comes after.
+        leaves = {key: raised(value.detach()).requires_grad_() for key, value in joined.items()}
         with torch.enable_grad():
             value = loss(_unflat(leaves))
         gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
@@ -69,9 +73,8 @@ class _Cached(torch.autograd.Function):
             ):
                 output = _flat(ctx.net(_cut(ctx.images, part, ctx.views)))
             wanted = [key for key in output if ctx.gradients[key] is not None and output[key].requires_grad]
-            torch.autograd.backward(
-                [output[key] for key in wanted], [above * _cut(ctx.gradients[key], part, ctx.views) for key in wanted]
-            )
+            gradients = [(above * _cut(ctx.gradients[key], part, ctx.views)).to(output[key].dtype) for key in wanted]
+            torch.autograd.backward([output[key] for key in wanted], gradients)
         return (None,) * 6
 
 

@@ -30,9 +30,14 @@ _WRITTEN = (
 class RunFolder:
     """A folder held by this process while it is open; leaving the `with` block lets go of it."""
 
-    def __init__(self, path: Path, lock: IO[str]) -> None:
+    def __init__(self, path: Path, lock: IO[str] | None) -> None:
         self.path = path
         self._lock = lock
+
+    @classmethod
+    def follow(cls, path: str | Path) -> Self:
+        """The folder for a process that another one writes for."""
+        return cls(Path(path), None)
 
     @classmethod
     def open(cls, path: str | Path, settings: Settings, *, verb: str, overwrite: bool = False) -> Self:
@@ -70,7 +75,8 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
     @property
     def checkpoints(self) -> Path:
@@ -78,6 +84,8 @@ class RunFolder:
 
     def write(self, name: str, content: str | bytes) -> Path:
         """A file of the run, whole or not at all."""
+        if self._lock is None:
+            return self.path / name
         try:
             write_whole(self.path / name, content.encode() if isinstance(content, str) else content)
         except OSError as error:

@@ -27,11 +27,14 @@ from selfcon.training.progress import Reporter
 from selfcon.training.signals import Stop
 from selfcon.training.trainer import Stage, Trainer
 
+_STEPS_BETWEEN_QUESTIONS = 20
+
 
 @dataclass(frozen=True)
 class Trained:
     """A (averaged) module at the end of its stage, and what that took in all, interruptions left out."""
 
+    stage: str
     module: nn.Module
     seconds: float
     peak_memory_bytes: int
@@ -70,7 +73,7 @@ def train(
             for batch in stage.batches(worker.epoch, worker.batch):
                 worker.step(batch)
                 reporter.show(worker.epoch, worker.samples_seen, worker.mean_loss)
-                if stop.by is not None:
+                if worker.told_to_stop(stop):
                     worker.save()
                     stop.check()
                 if time.monotonic() - last_save > 60 * minutes_between_saves:
@@ -81,7 +84,8 @@ def train(
             if log is not None:
                 log(line)
         worker.save()
-        stop.check()
+        if worker.told_to_stop(stop, always=True):
+            stop.check()
     return worker.result()
 
 
@@ -125,7 +129,8 @@ class _Worker:
         self.seconds_before, self.peak_before = 0.0, 0
 
     def result(self) -> Trained:
-        return Trained(self.trainer.result, self.seconds, self.peak_memory)
+        self.trainer.close()
+        return Trained(self.stage.name, self.trainer.result, self.seconds, self.peak_memory)
 
     @property
     def step_number(self) -> int:
@@ -144,7 +149,20 @@ class _Worker:
         return max(self.peak_before, peak_memory(self.device))
 
     def mean_loss(self) -> float:
+        """Of this process, for somebody who watches."""
         return float(self.trainer.loss_sum) / max(self.batch, 1)
+
+    def told_to_stop(self, stop: Stop, *, always: bool = False) -> bool:
+        """Whether any process was: all must stop after the same step. Asking makes a GPU wait, so not in every step."""
+        world = self.stage.world
+        if world.size == 1:
+            return stop.by is not None
+        if self.device.type == "cuda" and self.step_number % _STEPS_BETWEEN_QUESTIONS and not always:
+            return False
+        if not world.anywhere(stop.by is not None, self.device):
+            return False
+        stop.by = stop.by or "a signal to another process"
+        return True
 
     def step(self, batch: Batch) -> None:
         with self._naming_the_checkpoint():
@@ -167,7 +185,7 @@ class _Worker:
         line: dict[str, Any] = {
             "stage": self.stage.name,
             "epoch": self.epoch + 1,
-            "loss": self.mean_loss(),
+            "loss": float(self.stage.world.mean(self.trainer.loss_sum)) / max(self.batch, 1),
             "lr": self.trainer.rate.at(self.step_number - 1),
         }
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=torch.backends.cudnn.allow_tf32):  # no search for it
@@ -184,6 +202,9 @@ class _Worker:
         trainer = self.trainer
         with self._naming_the_checkpoint():
             trainer.check()
+        loss_sum = self.stage.world.mean(trainer.loss_sum)
+        if not self.stage.world.is_main:
+            return
         tensors = {f"module.{name}": value for name, value in self.stage.module.state_dict().items()}
         if trainer.average is not None:
             tensors |= {f"average.{name}": value for name, value in trainer.average.module.state_dict().items()}
@@ -196,7 +217,7 @@ class _Worker:
         tensors["random.cpu"] = torch.get_rng_state()
         if self.device.type == "cuda":
             tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
-        tensors["loss_sum"] = trainer.loss_sum
+        tensors["loss_sum"] = loss_sum
         facts = {
             "stage": self.stage.name,
             "epoch": self.epoch,
@@ -211,7 +232,7 @@ class _Worker:
         checkpoints.save(self.run.checkpoints / self.stage.name, name, Checkpoint(tensors, facts))
 
     def restore(self) -> None:
-        found = checkpoints.load_newest(self.run.checkpoints / self.stage.name)
+        found = self._find_checkpoint()
         if found is None:
             return
         tensors, facts, trainer = found.tensors, found.facts, self.trainer
@@ -227,6 +248,25 @@ class _Worker:
         self.epoch, self.batch, trainer.skipped = facts["epoch"], facts["batch"], facts["skipped"]
         self.metrics += facts["metrics"]
         self.seconds_before, self.peak_before = facts["seconds"], facts["peak_memory_bytes"]
+
+    def _find_checkpoint(self) -> Checkpoint | None:
+        """The newest one, which the main process reads for all."""
+        folder, world = self.run.checkpoints / self.stage.name, self.stage.world
+        if world.size == 1:
+            return checkpoints.load_newest(folder)
+        found: list[Checkpoint] = []
+
+        def look() -> dict[str, Any] | None:
+            newest = checkpoints.load_newest(folder)
+            if newest is None:
+                return None
+            found.append(newest)
+            return newest.facts
+
+        facts = world.tell(look)
+        if facts is None:
+            return None
+        return Checkpoint(world.broadcast(found[0].tensors if found else None, self.device), facts)
 
     def _restore_optimizer(self, tensors: dict[str, Tensor]) -> None:
         state = self.trainer.optimizer.state_dict()

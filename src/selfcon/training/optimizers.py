@@ -30,9 +30,15 @@ def create_optimizer(
         return AdamW(trained, lr=rate, betas=betas, weight_decay=decay, fused=on_gpu, capturable=on_gpu)
     if settings.name == "lars":
         return LARS(trained, lr=rate, momentum=settings.momentum, weight_decay=decay)
-    return SGD(
+    optimizer = SGD(
         trained, lr=rate, momentum=settings.momentum, nesterov=settings.nesterov, weight_decay=decay, fused=on_gpu
     )
+    if on_gpu and settings.momentum:
+        # The fused form would take memory as it finds it where float16's scaler skips the first step.
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
 
 
 class LARS(Optimizer):

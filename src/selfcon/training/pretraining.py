@@ -20,6 +20,7 @@ from selfcon.evaluation.accuracy import evaluating
 from selfcon.losses.methods import Method
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.training.cached import cached_loss, uses_batch_norm
+from selfcon.training.distributed import World
 from selfcon.training.loop import memory_format
 from selfcon.training.trainer import Stage
 
@@ -53,7 +54,9 @@ class Pretraining(Stage):
         policy: Policy,
         size: int,
         keep_encoder: Callable[[int, nn.Module], None],
+        world: World,
     ) -> None:
+        self.world = world
         self.name = "pretrain" if method.stages == 2 else "train"
         self.net = net
         self._learned: LearnedTemperature | None = None
@@ -85,6 +88,7 @@ class Pretraining(Stage):
             views=self._method.views,
             size=self._size,
             first=first,
+            share=self.world.share,
         )
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:

@@ -12,7 +12,9 @@ from selfcon.config import Optim, Settings
 from selfcon.data.policies import Policy
 from selfcon.data.resident import Batch, Resident
 from selfcon.evaluation.accuracy import with_ensemble
+from selfcon.losses.gather import weigh_share
 from selfcon.networks.multi_exit import MultiExitNetwork
+from selfcon.training.distributed import World
 from selfcon.training.loop import memory_format
 from selfcon.training.trainer import Stage
 
@@ -30,7 +32,9 @@ class Probing(Stage):
         settings: Settings,
         policy: Policy,
         size: int,
+        world: World,
     ) -> None:
+        self.world = world
         probe = settings.probe
         self.name = "probe"
         self.net = net.requires_grad_(False).eval()
@@ -47,14 +51,20 @@ class Probing(Stage):
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         # Epochs of the probe continue those of the pretraining's draws nowhere: another seed keeps them apart.
         return self._train.batches(
-            self._policy, batch_size=self.batch_size, seed=self.seed + 1, epoch=epoch, size=self._size, first=first
+            self._policy,
+            batch_size=self.batch_size,
+            seed=self.seed + 1,
+            epoch=epoch,
+            size=self._size,
+            first=first,
+            share=self.world.share,
         )
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         with torch.no_grad(), torch.autocast(self._device, dtype=self._precision, enabled=self._precision is not None):
             features = self.net(images.contiguous(memory_format=memory_format(images.device))).features
         losses = [cross_entropy(self.module[name](features[name].float()), labels) for name in features]  # type: ignore[index]
-        return torch.stack(losses).sum()
+        return torch.stack(losses).sum() * weigh_share(len(labels), None, labels.device)
 
     def measure(self, epoch: int, module: nn.Module) -> dict[str, float]:
         if self._watched is None:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
+from selfcon.progress import speaks
+
 _SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_BETWEEN_DRAWINGS = 0.2
 
@@ -24,7 +26,7 @@ class Reporter:
         self.bar: Any = None
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty():
+        if speaks() and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -50,6 +52,8 @@ class Reporter:
 
         The loss is asked for only when something is drawn, since a GPU must be waited for then.
         """
+        if not speaks():
+            return
         now = time.monotonic()
         if self.first is None:
             self.first, self.start = seen, now

@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from selfcon.config import Optim, Schedule
 from selfcon.data.resident import Batch
 from selfcon.errors import NonFiniteError, SelfconWarning
 from selfcon.progress import say
+from selfcon.training.distributed import ALONE, World
 from selfcon.training.ema import Average
 from selfcon.training.optimizers import create_optimizer
 from selfcon.training.replay import Replayed
@@ -47,6 +49,7 @@ class Stage(ABC):
     ema: float | None = None
     seed: int = 0
     recordable: bool = True  # whether a step can be compiled and recorded on a GPU
+    world: World = ALONE
 
     @property
     def steps_per_epoch(self) -> int:
@@ -99,14 +102,22 @@ class Trainer:
         self._broken = torch.full((), -1, dtype=torch.int64, device=device)  # the first step that was not finite
         self._trained = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._waits = not self.on_gpu or self.scaler.is_enabled()  # for what came out of each update
-        self._fast_loss = stage.loss
+        self._loss: Callable[[Tensor, Tensor], Tensor] = stage.loss
+        self._by_hand = False  # whether gradients are averaged here, not by DistributedDataParallel
+        if stage.world.size > 1 and stage.recordable:
+            self._loss = DistributedDataParallel(_AsModule(stage), device_ids=[device] if self.on_gpu else None)
+        elif stage.world.size > 1:
+            self._by_hand = True
+        self._fast_loss = self._loss
         if (
             self.on_gpu
             and stage.recordable
             and (stage.epochs * stage.steps_per_epoch >= _WORTH_COMPILING if compiled is None else compiled)
         ):
-            self._fast_loss = Compiled(stage.loss, stage.name)
-        self._run = self._advance if self._waits or not stage.recordable else Replayed(self._advance, device)
+            self._fast_loss = Compiled(self._loss, stage.name)
+        self._run: Callable[[Tensor, Tensor], None] = self._advance
+        if stage.recordable and stage.world.size == 1 and not self._waits:
+            self._run = Replayed(self._advance, device)
 
     @property
     def result(self) -> nn.Module:
@@ -129,6 +140,10 @@ class Trainer:
         if not self._waits and (step + 1) % _STEPS_BETWEEN_CHECKS == 0:
             self.check()
 
+    def close(self) -> None:
+        """Let go of recordings, which hold memory, and of the trainer."""
+        del self._run, self._loss, self._fast_loss
+
     def check(self) -> None:
         """Raise NonFiniteError if an update so far was not finite."""
         if (step := int(self._broken)) >= 0:
@@ -136,8 +151,13 @@ class Trainer:
 
     def _advance(self, images: Tensor, labels: Tensor) -> None:
         """The update itself. It is recorded on a GPU, so all that differs between steps must be in tensors."""
+        self.optimizer.zero_grad(set_to_none=True)  # what a recording that failed may have left
         loss = self._forward(images, labels)
         self.scaler.scale(loss).backward()
+        if self._by_hand:
+            for parameter in self._trained:
+                if parameter.grad is not None:
+                    parameter.grad = self.stage.world.mean(parameter.grad)
         self.scaler.unscale_(self.optimizer)
         length = nn.utils.get_total_norm([p.grad for p in self._trained if p.grad is not None])
         if self.stage.optim.clip_norm is not None:
@@ -160,7 +180,8 @@ class Trainer:
     def _forward(self, images: Tensor, labels: Tensor) -> Tensor:
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.stage.precision)
         # The last, smaller batch of an epoch is not worth compiling for.
-        loss = self._fast_loss if len(labels) == self.stage.batch_size else self.stage.loss
+        full = len(labels) * self.stage.world.size == self.stage.batch_size
+        loss = self._fast_loss if full else self._loss
         try:
             with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
                 return loss(images, labels)
@@ -179,6 +200,18 @@ class Trainer:
             f"{what} at step {step + 1} of {self.stage.name} (epoch {step // self.stage.steps_per_epoch + 1}), "
             f"and the weights were left as they were: try {hint}."
         )
+
+
+class _AsModule(nn.Module):
+    """A stage whose forward is its loss, for those who wrap modules."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__()
+        self.module = stage.module
+        self._stage = stage
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        return self._stage.loss(images, labels)
 
 
 class Compiled:
@@ -204,6 +237,6 @@ class Compiled:
             reason = str(error).strip().splitlines()[0]
             warnings.warn(f"The step cannot be compiled and runs as it is ({reason}).", SelfconWarning, stacklevel=2)
             self._compiled = self._plain
-            loss = self._plain(images, labels)
+            return self._plain(images, labels)
         say(f"{self._name}: compiled in {time.monotonic() - start:.0f} s")
         return loss

@@ -50,6 +50,8 @@ class Bench:
 
     def rows(self) -> Iterator[Row]:
         """Measure one thing after another."""
+        for method in self.methods:
+            self._settings(method)  # refuse what has no recipe before anything is measured
         device = choose_device(self.device)
         machine = self._machine(device)
         yield machine

@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 from selfcon.config import Settings, flatten
-from selfcon.errors import UsageError
+from selfcon.errors import MemoryShortageError, UsageError
 from selfcon.evaluation.accuracy import embed, predict, summarise
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.progress import say
 from selfcon.report.page import Evidence, render_report
 from selfcon.training.artifact import save_encoder, save_model
+from selfcon.training.distributed import World, join
 from selfcon.training.folder import RunFolder
 from selfcon.training.logging import open_logs
 from selfcon.training.loop import Trained, forget_peak_memory
@@ -90,46 +91,72 @@ def probe(
     run_folder: str | Path, *, device: str = "auto", compile: bool | None = None, log: Sequence[str] = ()
 ) -> Result:
     """Train linear classifiers on every exit of a pretrained run, and report its accuracy."""
+    running = Running.choose(device, compile, log)
+    with join(running.device) as world:
+        opened: list[RunFolder] = []
+        settings = world.tell(lambda: _reopen_pretrained(run_folder, opened))
+        with opened[0] if opened else RunFolder.follow(run_folder) as run:
+            return _work(run, settings, running, world, probe=True)
+
+
+def _reopen_pretrained(run_folder: str | Path, opened: list[RunFolder]) -> Settings:
     run, settings = RunFolder.reopen(run_folder)
-    with run:
-        if check_settings(settings).stages == 1:
-            raise UsageError(f"{run.path} was trained in one stage: its classifiers are trained already.")
-        epochs = sum(line["stage"] == "pretrain" for line in run.read_metrics())
-        if epochs < settings.epochs:
-            raise UsageError(
-                f"{run.path} is pretrained for {epochs} of {settings.epochs} epochs: "
-                f"the command that began it goes on with it."
-            )
-        return _work(run, settings, Running.choose(device, compile, log), probe=True)
+    opened.append(run)
+    if check_settings(settings).stages == 1:
+        raise UsageError(f"{run.path} was trained in one stage: its classifiers are trained already.")
+    epochs = sum(line["stage"] == "pretrain" for line in run.read_metrics())
+    if epochs < settings.epochs:
+        raise UsageError(
+            f"{run.path} is pretrained for {epochs} of {settings.epochs} epochs: "
+            f"the command that began it goes on with it."
+        )
+    return settings
 
 
 def run_stages(
     settings: Settings, out: str | Path, running: Running, *, overwrite: bool, verb: str, probe: bool
 ) -> Result:
-    """All stages of a run in its folder."""
+    """All stages of a run in its folder; under torchrun, all processes together."""
     check_settings(settings)
-    with RunFolder.open(out, settings, verb=verb, overwrite=overwrite) as run:
-        return _work(run, settings, running, probe=probe)
+    with join(running.device) as world:
+        opened: list[RunFolder] = []
+        world.tell(lambda: opened.append(RunFolder.open(out, settings, verb=verb, overwrite=overwrite)))
+        with opened[0] if opened else RunFolder.follow(out) as run:
+            try:
+                return _work(run, settings, running, world, probe=probe)
+            except torch.OutOfMemoryError as error:
+                raise MemoryShortageError(
+                    f"Batches of {settings.batch_size} do not fit the GPU ({str(error).splitlines()[0]}). "
+                    f"--micro-batch trains them in pieces; a smaller --batch-size would be another loss."
+                ) from error
 
 
-def _work(run: RunFolder, settings: Settings, running: Running, *, probe: bool) -> Result:
-    done: Result | None = run.read_json("results.json")
-    reported = done is not None and "accuracy" in done and (run.path / "report.html").exists()
-    if done is not None and (reported or not (probe or "accuracy" in done)):
+def _work(run: RunFolder, settings: Settings, running: Running, world: World, *, probe: bool) -> Result:
+    done = world.tell(lambda: _find_done(run, probe=probe))
+    if done is not None:
         return {**done, "already_done": True}
     with watch() as stop:
-        return _run(run, settings, running, stop, probe=probe)
+        return _run(run, settings, running, world, stop, probe=probe)
 
 
-def _run(run: RunFolder, settings: Settings, running: Running, stop: Stop, *, probe: bool) -> Result:
+def _find_done(run: RunFolder, *, probe: bool) -> Result | None:
+    """The result of a run that has nothing left to do."""
+    done: Result | None = run.read_json("results.json")
+    if done is None or ("accuracy" not in done and probe):
+        return None
+    return done if "accuracy" not in done or (run.path / "report.html").exists() else None
+
+
+def _run(run: RunFolder, settings: Settings, running: Running, world: World, stop: Stop, *, probe: bool) -> Result:
     device = running.device
-    write_log = open_logs(running.log, run.path, settings.model_dump(mode="json"))
-    task = prepare(settings, device)
+    write_log = open_logs(running.log if world.is_main else (), run.path, settings.model_dump(mode="json"))
+    task = prepare(settings, device, world)
     if device.type == "cuda":
         say(task.describe_place())
     task.check_last_batch()
-    _check_same_data(task, run)
-    stop.check()
+    task.check_shares()
+    world.tell(lambda: _check_same_data(task, run))
+    _check_stop(world, stop, device)
     forget_peak_memory(device)
     work = partial(train_stage, run=run, device=device, stop=stop, log=write_log, compiled=running.compile)
     encoder = work(make_pretraining(task, lambda epoch, module: save_encoder(run, epoch, module)))
@@ -147,20 +174,29 @@ def _run(run: RunFolder, settings: Settings, running: Running, stop: Stop, *, pr
     accuracy = {"accuracy": summarise(test, predict(net, task.train, size=task.size))}
     if task.val is not None:
         accuracy["held_out_accuracy"] = summarise(predict(net, task.val, size=task.size))
-    stop.check()
+    features = embed(net, task.test, size=task.size)["backbone"]
+    _check_stop(world, stop, device)
     _write_model(task, net, run)
     result = _write_result(task, run, spent, accuracy)
-    page = render_report(
-        name=task.source.name,
-        settings=flatten(settings.model_dump(mode="json")),
-        classes=task.classes,
-        result=result,
-        metrics=run.read_metrics(),
-        evidence=Evidence(test, embed(net, task.test, size=task.size)["backbone"], task.test.pixels.cpu()),
-        seed=settings.seed,
-    )
-    run.write("report.html", page)
+    if world.is_main:
+        page = render_report(
+            name=task.source.name,
+            settings=flatten(settings.model_dump(mode="json")),
+            classes=task.classes,
+            result=result,
+            metrics=run.read_metrics(),
+            evidence=Evidence(test, features, task.test.pixels.cpu()),
+            seed=settings.seed,
+        )
+        run.write("report.html", page)
     return result
+
+
+def _check_stop(world: World, stop: Stop, device: torch.device) -> None:
+    """Raise StoppedError in all processes if one of them was told to stop."""
+    if world.anywhere(stop.by is not None, device):
+        stop.by = stop.by or "a signal to another process"
+        stop.check()
 
 
 def _check_same_data(task: Task, run: RunFolder) -> None:
@@ -187,6 +223,7 @@ def make_pretraining(task: Task, keep_encoder: Callable[[int, nn.Module], None])
         policy=task.policy(task.settings.augment),
         size=task.size,
         keep_encoder=keep_encoder,
+        world=task.world,
     )
 
 
@@ -201,6 +238,7 @@ def make_probing(task: Task, net: MultiExitNetwork) -> Probing:
         settings=task.settings,
         policy=policy,
         size=task.size,
+        world=task.world,
     )
 
 
@@ -214,7 +252,7 @@ def _write_model(task: Task, net: MultiExitNetwork, run: RunFolder) -> None:
         "image_size": task.size,
         "mean": task.train.mean.tolist(),
         "std": task.train.std.tolist(),
-        "data_sha256": run.read_json("data.json"),
+        "data_sha256": task.fingerprints(),
     }
     save_model(run, net, facts)
 
@@ -231,6 +269,10 @@ def _write_result(task: Task, run: RunFolder, spent: list[Trained], accuracy: di
         "seconds": sum(stage.seconds for stage in spent),
         "images_per_second": len(task.train) * settings.epochs / max(spent[0].seconds, 1e-9),
         "peak_memory_bytes": max(stage.peak_memory_bytes for stage in spent),
+        "stages": [
+            {"name": each.stage, "seconds": each.seconds, "peak_memory_bytes": each.peak_memory_bytes} for each in spent
+        ],
+        "data_bytes": sum(split.pixels.numel() for split in (task.train, task.val, task.test) if split is not None),
         "device": torch.cuda.get_device_name(task.device) if task.device.type == "cuda" else task.device.type,
     }
     run.write("results.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -97,25 +98,38 @@ class Measured:
         """The quantity of a cell."""
         accuracy = self.result["accuracy"]
         if quantity == "memory":
-            return float(self.result["peak_memory_bytes"])
+            # What training takes beside the images, which the paper's code keeps elsewhere.
+            stages = self.result.get("stages")
+            return None if not stages else float(stages[0]["peak_memory_bytes"] - self.result["data_bytes"])
         if quantity == "time":
-            return 1 / float(self.result["images_per_second"])
+            return self._seconds_of_an_epoch()
         if quantity == "exit":
             exits = [name for name in accuracy if name not in ("backbone", "ensemble")]
             quantity = exits[0] if len(exits) == 1 else ""
         return float(accuracy[quantity]["top1"]) if quantity in accuracy else None
 
+    def _seconds_of_an_epoch(self) -> float:
+        """In the middle of the first stage: without what was set up, measured or stored now and then."""
+        times = [0.0, *(line["seconds"] for line in _epochs(self.folder))]
+        return float(statistics.median(later - sooner for sooner, later in itertools.pairwise(times)))
 
-def find_runs(folders: Sequence[Path]) -> dict[str, list[Measured]]:
-    """Finished runs below these folders, by the name of their experiment."""
+
+def _epochs(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["stage"] == lines[0]["stage"]]
+
+
+def find_runs(folders: Sequence[Path], data: Mapping[str, str] | None = None) -> dict[str, list[Measured]]:
+    """Finished runs below these folders, by the name of their experiment; `data` says which path is which data set."""
     found: dict[str, list[Measured]] = {}
+    names = {path: name for name, path in (data or {}).items()}
     for folder in folders:
         for path in sorted(folder.glob("*/results.json")):
             config = path.parent / "config.yaml"
             result = json.loads(path.read_text())
             if config.is_file() and "accuracy" in result:
                 settings = make_settings(read_yaml(config))
-                runs = found.setdefault(identify(settings), [])
+                runs = found.setdefault(identify(settings, names.get(settings.data)), [])
                 if settings.seed not in [other.settings.seed for other in runs]:
                     runs.append(Measured(path.parent, settings, result))
     return found
@@ -154,7 +168,8 @@ def compare(cells: Sequence[Cell], scale: str, runs: Mapping[str, Sequence[Measu
     compared = []
     for cell in cells:
         ours = dict(_numbers(cell, scale, runs)) if cell.runs else {}
-        verdict = judge(cell.value, cell.spread, cell.seeds, list(ours.values())) if ours else None
+        decimals = len(cell.text.partition("±")[0].partition(".")[2])
+        verdict = judge(cell.value, cell.spread, cell.seeds, list(ours.values()), decimals) if ours else None
         compared.append(Comparison(cell, tuple(ours.values()), tuple(ours), verdict))
     return compared
 
@@ -165,7 +180,8 @@ def _numbers(cell: Cell, scale: str, runs: Mapping[str, Sequence[Measured]]) -> 
     if other is not None:
         base = "backbone" if cell.minus else cell.quantity
         others = {
-            run.settings.seed: run.number(base) for run in runs.get(identify(cell.settings(scale, method=other)), ())
+            (run.settings.seed, run.result.get("device")): run.number(base)
+            for run in runs.get(identify(cell.settings(scale, method=other)), ())
         }
     for run in runs.get(identify(cell.settings(scale)), ()):
         number = run.number(cell.quantity)
@@ -173,7 +189,7 @@ def _numbers(cell: Cell, scale: str, runs: Mapping[str, Sequence[Measured]]) -> 
             continue
         if other is None:
             yield run.folder, number
-        elif (base_number := others.get(run.settings.seed)) is not None:
+        elif (base_number := others.get((run.settings.seed, run.result.get("device")))) is not None:
             yield run.folder, number - base_number if cell.minus else number / base_number
 
 

@@ -18,12 +18,15 @@ from selfcon.errors import SelfconWarning, UsageError
 from selfcon.losses.methods import Method, get_method
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.registry import create_model
+from selfcon.networks.sync_norm import synchronise
 from selfcon.paper.recipes import load_recipe
 from selfcon.training.artifact import parse_exits
+from selfcon.training.distributed import ALONE, World, own_device
 from selfcon.training.logging import check_logs
 from selfcon.training.loop import memory_format
 
 DEFAULT_RECIPE = "digits"
+_FEW_SAMPLES = 128
 
 
 def collect_settings(recipe: str | None, given: Mapping[str, Any], wrong: Sequence[str] = ()) -> Settings:
@@ -76,6 +79,8 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
+        if device.type == "cuda" and ":" in name:
+            torch.cuda.set_device(device)  # kernels of our own go to the current one
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"The device {name!r} cannot be used here: {str(error).splitlines()[0]}.") from error
     return device
@@ -93,7 +98,7 @@ class Running:
     def choose(cls, device: str, compile: bool | None, log: Sequence[str]) -> Self:
         """Refuse what cannot be had, before any work."""
         check_logs(log)
-        return cls(choose_device(device), compile, log)
+        return cls(own_device(choose_device(device)), compile, log)
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,7 @@ class Task:
     test: Resident
     size: int
     device: torch.device
+    world: World = ALONE
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -160,12 +166,32 @@ class Task:
                 f"pixels: choose another --batch-size than {self.settings.batch_size}."
             ) from error
 
+    def check_shares(self) -> None:
+        """Refuse batches that the processes cannot share."""
+        world, last = self.world.size, len(self.train) % self.settings.batch_size
+        sizes = {"batch_size": self.settings.batch_size, "probe.batch_size": self.settings.probe.batch_size}
+        for name, size in sizes.items():
+            if size % world:
+                raise UsageError(f"{name} is {size}, which {world} processes cannot share evenly.")
+        if 0 < last < world:
+            raise UsageError(
+                f"The last batch of an epoch would hold {last} images for {world} processes: "
+                f"choose another --batch-size than {self.settings.batch_size}."
+            )
+
+    def _synchronises(self) -> bool:
+        """By default where a process sees so few samples that its own statistics would be poor ones."""
+        chosen = self.settings.sync_bn
+        return chosen if chosen is not None else self.settings.batch_size // self.world.size < _FEW_SAMPLES
+
     def build_network(self, *, classifiers: bool) -> MultiExitNetwork:
         """A fresh network on the device, its weights drawn from the seed."""
         options = self.network_options(classifiers=classifiers)
         name, exits, more = options.pop("name"), parse_exits(options.pop("exits")), options.pop("options")
         torch.manual_seed(self.settings.seed)
         net = create_model(name, exits=exits, **options, **more)
+        if self.world.size > 1 and self._synchronises():
+            synchronise(net)
         return net.to(self.device, memory_format=memory_format(self.device))  # type: ignore[call-overload, no-any-return]
 
 
@@ -194,7 +220,7 @@ def check_settings(settings: Settings) -> Method:
     return method
 
 
-def prepare(settings: Settings, device: torch.device) -> Task:
+def prepare(settings: Settings, device: torch.device, world: World = ALONE) -> Task:
     """Read the data and bring them to the device."""
     method = check_settings(settings)
     source = load(
@@ -214,7 +240,7 @@ def prepare(settings: Settings, device: torch.device) -> Task:
         )
     val = None if source.val is None else make_resident(source.val, size=size, device=device, like=train)
     test = make_resident(source.test, size=size, device=device, like=train)
-    return Task(settings, method, source, train, val, test, size, device)
+    return Task(settings, method, source, train, val, test, size, device, world)
 
 
 def _natural_size(source: Source) -> int:

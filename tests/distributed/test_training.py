@@ -1,0 +1,159 @@
+"""Several processes train as one does: same samples, same weights, exact counts; and go on in other numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
+
+from selfcon.networks.sync_norm import synchronise
+from tests.workflows.conftest import write_stripes
+
+COMMAND = ["fit", "--data", "stripes.npz", "--width", "0.125", "--epochs", "2", "--batch-size", "24", "--device", "cpu"]
+COMMAND += [
+    "--probe.epochs",
+    "2",
+    "--probe.batch_size",
+    "32",
+    "--optim.name",
+    "sgd",
+    "--lr",
+    "0.05",
+    "--sync_bn",
+    "true",
+]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    write_stripes(tmp_path / "stripes.npz", train=98, test=37)  # nothing divides
+    return tmp_path
+
+
+def start(place: Path, processes: int, *arguments: str, restarts: int = 0) -> subprocess.Popen[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    launcher += ["--max-restarts", str(restarts), "-m", "selfcon"]
+    command = [*launcher, *arguments] if processes > 1 else [sys.executable, "-m", "selfcon", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def run(place: Path, processes: int, *arguments: str, code: int = 0) -> str:
+    process = start(place, processes, *arguments)
+    out, errors = process.communicate(timeout=180)
+    assert process.returncode == code, errors
+    return out + errors
+
+
+def losses(folder: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_two_processes_are_one(place: Path) -> None:
+    for processes in (1, 2):
+        said = run(place, processes, *COMMAND, "--out", f"run{processes}")
+        assert said.count("accuracy, %") == 1
+    one, two = (json.loads((place / f"run{n}" / "results.json").read_text()) for n in (1, 2))
+    assert losses(place / "run2") == pytest.approx(losses(place / "run1"), rel=1e-5)
+    weights = [load_file(place / f"run{n}" / "model.safetensors") for n in (1, 2)]
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, rtol=1e-3, atol=1e-4)
+    counts = [round(result["accuracy"]["ensemble"]["top1"] * 37 / 100, 6) for result in (one, two)]
+    assert counts[1] == round(counts[1])  # of 37 images, none twice
+    assert (place / "run2" / "report.html").exists()
+
+
+def test_going_on_with_another_number_of_processes(place: Path) -> None:
+    run(place, 1, *COMMAND, "--out", "whole")
+    for first, then in ((2, 1), (1, 2)):
+        folder = place / f"run{first}{then}"
+        process = start(place, first, *COMMAND, "--out", folder.name)
+        deadline = time.monotonic() + 90
+        while not (folder / "metrics.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=90)
+        assert process.returncode != 0 or (folder / "results.json").exists()
+        run(place, then, *COMMAND, "--out", folder.name)
+        assert losses(folder) == pytest.approx(losses(place / "whole"), rel=1e-4)
+
+
+def test_mistakes_end_all_processes_at_once(place: Path) -> None:
+    said = run(place, 2, *COMMAND, "--out", "x", "--batch-size", "25", code=1)
+    assert "batch_size is 25, which 2 processes cannot share evenly" in said
+    assert said.count("cannot share evenly") == 1
+
+
+def test_a_process_that_dies_is_started_again(place: Path) -> None:
+    run(place, 2, *COMMAND, "--out", "whole")
+    process = start(place, 2, *COMMAND, "--out", "run", "--epochs", "2", restarts=1)
+    deadline = time.monotonic() + 90
+    while not (place / "run" / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
+    workers = found.stdout.split()
+    os.kill(int(workers[-1]), signal.SIGKILL)
+    begun = time.monotonic()
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert time.monotonic() - begun < 60
+    same = [load_file(place / name / "model.safetensors") for name in ("whole", "run")]
+    for name, value in same[0].items():
+        assert torch.equal(same[1][name], value), name
+
+
+def layers(*, synchronised: bool) -> nn.Module:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.BatchNorm2d(2)
+    ).double()
+    if synchronised:
+        synchronise(net)
+    return net.train()
+
+
+def inputs() -> Tensor:
+    return 5 + torch.randn(7, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def normalise_a_share(rank: int, sizes: list[int], folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=len(sizes))
+    net = layers(synchronised=True)
+    x = inputs().split(sizes)[rank].clone().requires_grad_()
+    out = net(x)
+    (out**3).sum().backward()
+    gradients = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+    dist.all_reduce(gradients)
+    kept: dict[str, Any] = {"out": out.detach(), "x": x.grad, "gradients": gradients, "state": net.state_dict()}
+    torch.save(kept, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("sizes", [[4, 3], [1, 5, 1]])
+def test_synchronised_batch_norm_is_that_of_one_process(sizes: list[int], tmp_path: Path) -> None:
+    spawn(normalise_a_share, args=(sizes, str(tmp_path)), nprocs=len(sizes))
+    parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(len(sizes))]
+    net = layers(synchronised=False)
+    x = inputs().requires_grad_()
+    out = net(x)
+    (out**3).sum().backward()
+    torch.testing.assert_close(torch.cat([part["out"] for part in parts]), out.detach(), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(torch.cat([part["x"] for part in parts]), x.grad, rtol=1e-9, atol=1e-9)
+    gradients = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+    torch.testing.assert_close(parts[0]["gradients"], gradients, rtol=1e-9, atol=1e-9)
+    for name, value in net.state_dict().items():
+        torch.testing.assert_close(parts[-1]["state"][name], value, rtol=1e-10, atol=1e-10)
