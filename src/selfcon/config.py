@@ -65,7 +65,8 @@ class Schedule(Section):
 class Loss(Section):
     """`base_temperature=0.07` is the scale of the paper's code, with which its learning rates were found.
 
-    With `learn_temperature`, the temperature is where training begins.
+    With `learn_temperature`, the temperature is where training begins. With `ring`, several processes pass their
+    features around instead of gathering them all.
     """
 
     temperature: Annotated[float, Field(ge=1e-6)] = 0.1
@@ -73,6 +74,7 @@ class Loss(Section):
     alpha: NotNegative = 1.0
     base_temperature: Annotated[float, Field(ge=1e-6)] | None = None
     implementation: Literal["auto", "dense", "tiled", "triton"] = "auto"
+    ring: bool = False
 
 
 class Augment(Section):
@@ -131,7 +133,7 @@ class Settings(Section):
     micro_batch: Count | None = None
     lr: Positive | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32 - 1)] = 0
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
     sync_bn: bool | None = None
     ema: Annotated[float, Field(ge=0, lt=1)] | None = None
     keep_epochs: Annotated[tuple[Count, ...], Several] = ()

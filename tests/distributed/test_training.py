@@ -77,6 +77,15 @@ def test_two_processes_are_one(place: Path) -> None:
     assert (place / "run2" / "report.html").exists()
 
 
+def test_in_float64_they_differ_by_nothing_that_matters(place: Path) -> None:
+    for processes in (1, 2):
+        run(place, processes, *COMMAND, "--precision", "fp64", "--out", f"run{processes}")
+    assert losses(place / "run2") == pytest.approx(losses(place / "run1"), rel=1e-8)
+    weights = [load_file(place / f"run{n}" / "model.safetensors") for n in (1, 2)]
+    for name, value in weights[0].items():
+        assert (weights[1][name] - value).abs().max() <= 1e-8 * max(1.0, float(value.abs().max())), name
+
+
 def test_going_on_with_another_number_of_processes(place: Path) -> None:
     run(place, 1, *COMMAND, "--out", "whole")
     for first, then in ((2, 1), (1, 2)):

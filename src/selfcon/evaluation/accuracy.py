@@ -71,7 +71,7 @@ def _collect(
     parts: dict[str, list[Tensor]] = {name: [] for name in net.names}
     with evaluating(net):
         for batch in data.plain_batches(batch_size=batch_size, size=size, share=share_rows):
-            for name, values in getattr(net(batch.images), what).items():
+            for name, values in getattr(net(batch.images.to(net.dtype)), what).items():
                 parts[name].append(values.float())
     return {name: join_rows(torch.cat(values)).cpu() for name, values in parts.items()}
 

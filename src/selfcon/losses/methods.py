@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-    from selfcon.losses.objective import Tally
+    from selfcon.losses.objective import Gather, Tally
 
 
 class NetworkOutput(Protocol):
@@ -59,7 +59,7 @@ class Method:
         alpha: float = 1.0,
         base_temperature: float | None = None,
         implementation: str = "auto",
-        gather: bool | None = None,
+        gather: Gather = None,
         process_group: ProcessGroup | None = None,
         tally: Tally | None = None,
     ) -> Tensor:
@@ -104,7 +104,7 @@ class Method:
         alpha: float = 1.0,
         base_temperature: float | None = None,
         implementation: str = "auto",
-        gather: bool | None = None,
+        gather: Gather = None,
         process_group: ProcessGroup | None = None,
         tally: Tally | None = None,
     ) -> Tensor:

@@ -9,20 +9,22 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from selfcon.errors import NonFiniteError, SelfconWarning, UsageError, unknown_name
-from selfcon.losses import dense, tiled
+from selfcon.losses import dense, ring, tiled
 from selfcon.losses.gather import count_rows, gather_rows, own_rows, world_size
 from selfcon.losses.sets import Contrast, Term
 
 Implementation = Callable[[Contrast, Sequence[Term], float | Tensor], tuple[Tensor, Tensor]]
 IMPLEMENTATIONS = ("dense", "tiled", "triton")
+Gather = bool | Literal["ring"] | None
 
 _AXES = {"B": "samples", "V": "views", "E": "exits", "K": "features of each", "D": "dimensions"}
 _DENSE_UP_TO = 4096
@@ -80,7 +82,7 @@ def contrastive_loss(
     alpha: float = 1.0,
     base_temperature: float | None = None,
     implementation: str = "auto",
-    gather: bool | None = None,
+    gather: Gather = None,
     process_group: dist.ProcessGroup | None = None,
     tally: Tally | None = None,
     views_apart: bool = False,
@@ -90,7 +92,8 @@ def contrastive_loss(
     Features are normalised here. Without labels each sample is a class of its own. `base_temperature` multiplies by
     temperature/base_temperature, as the released code of SupCon and SelfCon does with 0.07. With `gather` (by default
     wherever a process group is) the features of all processes are contrasted, and the mean over processes of this loss
-    and of its gradient are those of one process with the whole batch. With `views_apart`, and without labels, each view
+    and of its gradient are those of one process with the whole batch; `gather="ring"` passes blocks of features around,
+    so that no process holds all of them. With `views_apart`, and without labels, each view
     is a class of its own.
     """
     if isinstance(temperature, Tensor):
@@ -107,17 +110,23 @@ def contrastive_loss(
         check_labels(labels, len(features), features.device)
     with torch.autocast(features.device.type, enabled=False):
         world = world_size(process_group) if gather is not False else 1
-        if gather and world == 1 and not (dist.is_available() and dist.is_initialized()):
+        if gather is True and world == 1 and not (dist.is_available() and dist.is_initialized()):
             raise UsageError("gather=True needs an initialised process group: start the processes with torchrun.")
         contrast = _contrast(
             normalise(features),
             labels,
             process_group if world > 1 else None,
-            gathered=world > 1,
+            gathered=world > 1 and gather != "ring",
             views_apart=views_apart,
         )
         _check_finite(contrast.features, a_sample=features.shape[1] * features.shape[2])
-        sums, counts = _find_implementation(implementation, contrast, terms)(contrast, terms, temperature)
+        if world > 1 and gather == "ring":
+            if labels is None:  # samples of other processes must not be taken for ours
+                before = sum(count_rows(contrast.features, process_group)[: dist.get_rank(process_group)])
+                contrast = replace(contrast, groups=contrast.groups + before)
+            sums, counts = ring.term_sums(contrast, terms, temperature, process_group)
+        else:
+            sums, counts = _find_implementation(implementation, contrast, terms)(contrast, terms, temperature)
         valid = counts.clone()
         if world > 1:
             dist.all_reduce(valid, group=process_group)

@@ -94,6 +94,11 @@ class MultiExitNetwork(nn.Module):
             logits={name: self.classifiers[name](features[name]) for name in features if name in self.classifiers},
         )
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights, and of the images that it wants."""
+        return next(self.parameters()).dtype
+
     def to_timm(self) -> nn.Module:
         """A copy of the encoder as the plain timm module it is: images to the backbone's features."""
         _clear_caches(self.encoder)

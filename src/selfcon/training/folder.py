@@ -75,6 +75,10 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the folder."""
         if self._lock is not None:
             self._lock.close()
 

@@ -92,7 +92,7 @@ class Pretraining(Stage):
         )
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        images = images.contiguous(memory_format=memory_format(images.device))
+        images = images.to(self.net.dtype).contiguous(memory_format=memory_format(images.device))
         settings = self._settings.loss
         loss = partial(
             self._method.loss_from_output,
@@ -101,6 +101,7 @@ class Pretraining(Stage):
             alpha=settings.alpha,
             base_temperature=settings.base_temperature,
             implementation=settings.implementation,
+            gather="ring" if settings.ring else None,
         )
         if self._settings.micro_batch is None:
             return loss(self.net(images))
@@ -132,7 +133,10 @@ class Pretraining(Stage):
         with evaluating(module), autocast:
             features = [
                 torch.cat(
-                    [module(part.images, upto="backbone").features["backbone"] for part in self._plain(data, samples)]
+                    [
+                        module(part.images.to(self.net.dtype), upto="backbone").features["backbone"]
+                        for part in self._plain(data, samples)
+                    ]
                 )
                 for data, samples in places
             ]

@@ -13,6 +13,7 @@ from selfcon.data.policies import Policy
 from selfcon.data.resident import Batch, Resident
 from selfcon.evaluation.accuracy import with_ensemble
 from selfcon.losses.gather import weigh_share
+from selfcon.losses.objective import raised
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.training.distributed import World
 from selfcon.training.loop import memory_format
@@ -40,7 +41,7 @@ class Probing(Stage):
         self.net = net.requires_grad_(False).eval()
         generator = torch.Generator().manual_seed(settings.seed)
         self.module = nn.ModuleDict({name: _linear(net.width, classes, generator) for name in net.names})
-        self.module.to(train.device)
+        self.module.to(train.device, net.dtype)
         self.epochs, self.batch_size, self.samples = settings.probe_epochs, probe.batch_size, len(train)
         self.lr, self.schedule, self.seed = probe.lr, probe.schedule, settings.seed
         self.optim = Optim(name="sgd", momentum=probe.momentum, weight_decay=probe.weight_decay)
@@ -62,8 +63,8 @@ class Probing(Stage):
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         with torch.no_grad(), torch.autocast(self._device, dtype=self._precision, enabled=self._precision is not None):
-            features = self.net(images.contiguous(memory_format=memory_format(images.device))).features
-        losses = [cross_entropy(self.module[name](features[name].float()), labels) for name in features]  # type: ignore[index]
+            features = self.net(self._arranged(images)).features
+        losses = [cross_entropy(self.module[name](raised(features[name])), labels) for name in features]  # type: ignore[index]
         return torch.stack(losses).sum() * weigh_share(len(labels), None, labels.device)
 
     def measure(self, epoch: int, module: nn.Module) -> dict[str, float]:
@@ -72,11 +73,14 @@ class Probing(Stage):
         right: dict[str, int] = {}
         with torch.no_grad():
             for batch in self._watched.plain_batches(batch_size=self.batch_size, size=self._size):
-                features = self.net(batch.images).features
-                logits = with_ensemble({name: self.module[name](features[name].float()) for name in features})  # type: ignore[index]
+                features = self.net(self._arranged(batch.images)).features
+                logits = with_ensemble({name: self.module[name](raised(features[name])) for name in features})  # type: ignore[index]
                 for name, each in logits.items():
                     right[name] = right.get(name, 0) + int((each.argmax(1) == batch.labels).sum())
         return {f"test_{name}": 100 * count / len(self._watched) for name, count in right.items()}
+
+    def _arranged(self, images: Tensor) -> Tensor:
+        return images.to(self.net.dtype).contiguous(memory_format=memory_format(images.device))
 
     @property
     def _device(self) -> str:

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from selfcon.config import Settings, make_settings
@@ -91,7 +92,10 @@ class Bench:
             ways |= peers.augmentations(stored, self.image_size)
         for name, way in ways.items():
             calls = 50 if device.type == "cuda" else 3
-            yield {"what": "augmentation", "by": name, "images": count, "ms": 1000 * _seconds(way, device, calls)}
+            row = {"what": "augmentation", "by": name, "images": count, "ms": 1000 * _seconds(way, device, calls)}
+            if device.type == "cuda":
+                row["gpu_ms"] = 1000 * _gpu_seconds(way)
+            yield row
 
     def _training(self, task: Task, machine: Row) -> Iterator[Row]:
         name, device = task.method.name, task.device
@@ -247,6 +251,16 @@ def _seconds(work: Callable[[], Any], device: torch.device, calls: int) -> float
         work()
     _synchronise(device)
     return (time.perf_counter() - start) / calls
+
+
+def _gpu_seconds(work: Callable[[], Any], calls: int = 10) -> float:
+    """What the GPU itself was busy with a call, whatever the host needed to launch it."""
+    with profile(activities=[ProfilerActivity.CUDA]) as watched:
+        for _ in range(calls):
+            work()
+        torch.cuda.synchronize()
+    busy: float = sum(event.self_device_time_total for event in watched.key_averages())
+    return busy * 1e-6 / calls
 
 
 def _synchronise(device: torch.device) -> None:

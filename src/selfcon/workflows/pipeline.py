@@ -101,7 +101,16 @@ def probe(
 
 def _reopen_pretrained(run_folder: str | Path, opened: list[RunFolder]) -> Settings:
     run, settings = RunFolder.reopen(run_folder)
+    try:
+        _check_pretrained(run, settings)
+    except BaseException:
+        run.close()
+        raise
     opened.append(run)
+    return settings
+
+
+def _check_pretrained(run: RunFolder, settings: Settings) -> None:
     if check_settings(settings).stages == 1:
         raise UsageError(f"{run.path} was trained in one stage: its classifiers are trained already.")
     epochs = sum(line["stage"] == "pretrain" for line in run.read_metrics())
@@ -110,7 +119,6 @@ def _reopen_pretrained(run_folder: str | Path, opened: list[RunFolder]) -> Setti
             f"{run.path} is pretrained for {epochs} of {settings.epochs} epochs: "
             f"the command that began it goes on with it."
         )
-    return settings
 
 
 def run_stages(

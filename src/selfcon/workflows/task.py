@@ -192,6 +192,8 @@ class Task:
         net = create_model(name, exits=exits, **options, **more)
         if self.world.size > 1 and self._synchronises():
             synchronise(net)
+        if self.settings.precision == "fp64":
+            net.double()
         return net.to(self.device, memory_format=memory_format(self.device))  # type: ignore[call-overload, no-any-return]
 
 
