@@ -47,7 +47,7 @@ def test_all_mistakes_at_once() -> None:
         ({"epochs": 2.5}, "epochs"),
         ({"seed": -1}, "seed should be greater than or equal to 0"),
         ({"optim.momentum": 1.0}, "optim.momentum should be less than 1"),
-        ({"precision": "fp8"}, "precision should be 'fp32', 'bf16' or 'fp16'"),
+        ({"precision": "fp8"}, "precision should be 'fp64', 'fp32', 'bf16' or 'fp16'"),
         ({"keep_epochs": [200]}, "keep_epochs asks for epoch 200, and there are 100"),
         ({"optim": {"momentun": 0.5}}, "did you mean 'optim.momentum'"),
     ],

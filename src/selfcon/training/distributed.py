@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from selfcon.errors import SelfconError
 
 Result = TypeVar("Result")
 _LOST = "Another process of this run was lost; the same command goes on from the last checkpoint."
+_MEETINGS = itertools.count()
 _PATIENCE = timedelta(minutes=10)  # a collective that takes longer has lost a partner
 
 
@@ -99,9 +101,9 @@ def own_device(device: torch.device) -> torch.device:
 
 def _meet(backend: str) -> None:
     store, rank, size = next(rendezvous("env://", timeout=_PATIENCE))
-    # After a restart, addresses of processes that are gone must not be found.
+    # After a restart, or in a later run of this process, addresses that are gone must not be found.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    own = dist.PrefixStore(f"selfcon/{attempt}", store)  # type: ignore[attr-defined]
+    own = dist.PrefixStore(f"selfcon/{attempt}/{next(_MEETINGS)}", store)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=_PATIENCE)
 
 
