@@ -67,19 +67,32 @@ def term_sums(
     return sums, counts
 
 
+def add_up(  # noqa: PLR0917 - all of a forward pass
+    ctx: Any,
+    z: Tensor,
+    tau: Tensor,
+    statistics: tuple[Tensor, Tensor, Tensor],
+    exits: Tensor,
+    terms: Sequence[Term],
+) -> tuple[Tensor, Tensor]:
+    """The end of a forward pass: sums of losses and numbers of valid anchors by term, and what backward needs."""
+    log_denominator, attraction, positives = statistics
+    valid = torch.stack([belongs(exits, term.anchors) for term in terms]) & (positives > 0)
+    losses = log_denominator - attraction / (positives.clamp(min=1) * tau)
+    # An anchor that does not count gets a denominator without bounds, and so no share of anything.
+    ctx.save_for_backward(z, tau, torch.where(valid, log_denominator, torch.inf), positives, valid)
+    counts = valid.sum(1)
+    ctx.mark_non_differentiable(counts)
+    return torch.where(valid, losses, 0).sum(1), counts
+
+
 class _Objective(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, tau: Tensor, pairs: Pairs, engine: Engine) -> tuple[Tensor, Tensor]:
         log_denominator, attraction, positives = engine.statistics(pairs)
-        anchors = torch.stack([belongs(pairs.exits[pairs.own], term.anchors) for term in pairs.terms])
-        valid = anchors & (positives > 0)
-        losses = log_denominator - attraction / (positives.clamp(min=1) * tau)
-        # An anchor that does not count gets a denominator without bounds, and so no share of anything.
-        ctx.save_for_backward(z, tau, torch.where(valid, log_denominator, torch.inf), positives, valid)
         ctx.pairs, ctx.engine = pairs, engine
-        counts = valid.sum(1)
-        ctx.mark_non_differentiable(counts)
-        return torch.where(valid, losses, 0).sum(1), counts
+        found = (log_denominator, attraction, positives)
+        return add_up(ctx, z, tau, found, pairs.exits[pairs.own], pairs.terms)
 
     @staticmethod
     @once_differentiable

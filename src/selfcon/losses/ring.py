@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from selfcon.losses.gather import count_rows
-from selfcon.losses.sets import Contrast, Term, belongs
+from selfcon.losses.pairwise import add_up
+from selfcon.losses.sets import Contrast, Term
 from selfcon.losses.tiled import Rectangle, Side
 
 
@@ -54,14 +55,8 @@ class _Ring(torch.autograd.Function):
             log_denominator = torch.logaddexp(log_denominator, found[0])
             attraction += found[1]
             positives += found[2]
-        anchors = torch.stack([belongs(own.exits, term.anchors) for term in terms])
-        valid = anchors & (positives > 0)
-        losses = log_denominator - attraction / (positives.clamp(min=1) * tau)
-        ctx.save_for_backward(z, tau, torch.where(valid, log_denominator, torch.inf), positives, valid)
         ctx.contrast, ctx.terms, ctx.sizes, ctx.process_group = contrast, terms, sizes, process_group
-        counts = valid.sum(1)
-        ctx.mark_non_differentiable(counts)
-        return torch.where(valid, losses, 0).sum(1), counts
+        return add_up(ctx, z, tau, (log_denominator, attraction, positives), own.exits, terms)
 
     @staticmethod
     @once_differentiable

@@ -16,7 +16,7 @@ from selfcon.evaluation import knn as neighbours
 from selfcon.evaluation.accuracy import embed, predict, summarise
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.training.artifact import load_model
-from selfcon.workflows.task import choose_device
+from selfcon.workflows.task import choose_device, read_source
 
 
 def evaluate(
@@ -73,14 +73,7 @@ def _open(run_folder: str | Path, data: str | None) -> tuple[MultiExitNetwork, d
     settings = make_settings(read_yaml(Path(run_folder) / "config.yaml"))
     if data is not None:
         return net, facts, load(data, root=settings.data_root)
-    source = load(
-        settings.data,
-        root=settings.data_root,
-        class_list=settings.class_list,
-        seed=settings.seed,
-        bad_images=settings.bad_images,
-    )
-    return net, facts, source.hold_out(settings.val_fraction, settings.seed)
+    return net, facts, read_source(settings)
 
 
 def _resident(images: Images, facts: dict[str, Any], device: torch.device) -> Resident:

@@ -222,16 +222,21 @@ def check_settings(settings: Settings) -> Method:
     return method
 
 
-def prepare(settings: Settings, device: torch.device, world: World = ALONE) -> Task:
-    """Read the data and bring them to the device."""
-    method = check_settings(settings)
-    source = load(
+def read_source(settings: Settings) -> Source:
+    """The data that settings name, with their held-out part."""
+    return load(
         settings.data,
         root=settings.data_root,
         class_list=settings.class_list,
         seed=settings.seed,
         bad_images=settings.bad_images,
     ).hold_out(settings.val_fraction, settings.seed)
+
+
+def prepare(settings: Settings, device: torch.device, world: World = ALONE) -> Task:
+    """Read the data and bring them to the device."""
+    method = check_settings(settings)
+    source = read_source(settings)
     size = settings.image_size or _natural_size(source)
     train = make_resident(source.train, size=size, device=device)
     if settings.batch_size > len(train):
