@@ -90,7 +90,7 @@ class Probe(Section):
 
     epochs: Count | None = None
     batch_size: Count = 512
-    lr: Positive = 0.3
+    lr: Positive = 1.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: NotNegative = 0.0
     augment: Augment = Augment(policy="simple")
