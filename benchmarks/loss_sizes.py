@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,44 +34,51 @@ def released_manner(features: Tensor, labels: Tensor) -> Tensor:
     return -((positives * log_probabilities).sum(1) / positives.sum(1)).mean()
 
 
-def contestants() -> dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int]]:
-    """Each with the largest N that it is tried at."""
+@dataclass(frozen=True)
+class Contestant:
+    """A loss, the largest N that it is tried at, and whether it can be replayed: not if it makes the host wait."""
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+    largest: int
+    replayable: bool = True
+
+
+def contestants() -> dict[str, Contestant]:
     method = selfcon.get_method("selfcon")
 
     def ours(name: str) -> Callable[[Tensor, Tensor], Tensor]:
         return lambda x, y: method.loss(x[:, None], y, temperature=TAU, implementation=name)
 
-    found: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int]] = {
-        "selfcon dense": (ours("dense"), 32_768),
-        "selfcon tiled": (ours("tiled"), 262_144),
-        "released manner": (released_manner, 65_536),
+    found = {
+        "selfcon dense": Contestant(ours("dense"), 32_768),
+        "selfcon tiled": Contestant(ours("tiled"), 262_144),
+        "released manner": Contestant(released_manner, 65_536),
     }
     if torch.cuda.is_available():
-        found["selfcon triton"] = (ours("triton"), 1 << 20)
+        found["selfcon triton"] = Contestant(ours("triton"), 1 << 20)
     try:
         from pytorch_metric_learning.losses import SupConLoss
     except ImportError:
         return found
     peer = SupConLoss(temperature=TAU)
-    found["pytorch-metric-learning"] = (
-        lambda x, y: peer(x.transpose(0, 1).flatten(0, 1), y.repeat(2)),
-        16_384,
+    found["pytorch-metric-learning"] = Contestant(
+        lambda x, y: peer(x.transpose(0, 1).flatten(0, 1), y.repeat(2)), 16_384, replayable=False
     )
     return found
 
 
-def measure(loss: Callable[[Tensor, Tensor], Tensor], features: Tensor, labels: Tensor) -> tuple[float, float, bool]:
-    """Milliseconds of forward and backward, bytes beyond the features and their gradient, whether it was replayed."""
+def measure(contestant: Contestant, features: Tensor, labels: Tensor) -> tuple[float, float]:
+    """Milliseconds of forward and backward, and bytes beyond the features and their gradient."""
 
     def step() -> None:
-        loss(features, labels).backward()
+        contestant.loss(features, labels).backward()
 
     features.grad = torch.zeros_like(features)
     if not features.is_cuda:
         step()
         start = time.perf_counter()
         step()
-        return 1000 * (time.perf_counter() - start), float("nan"), False
+        return 1000 * (time.perf_counter() - start), float("nan")
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         step()
@@ -82,14 +90,11 @@ def measure(loss: Callable[[Tensor, Tensor], Tensor], features: Tensor, labels: 
     torch.cuda.synchronize()
     memory = torch.cuda.max_memory_allocated() - before
     work: Callable[[], None] = step
-    replayed = False
-    try:
+    if contestant.replayable:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             step()
-        work, replayed = graph.replay, True
-    except RuntimeError:
-        torch.cuda.synchronize()
+        work = graph.replay
     start = time.perf_counter()
     work()
     torch.cuda.synchronize()
@@ -98,7 +103,7 @@ def measure(loss: Callable[[Tensor, Tensor], Tensor], features: Tensor, labels: 
     for _ in range(calls):
         work()
     torch.cuda.synchronize()
-    return 1000 * (time.perf_counter() - start) / calls, memory, replayed
+    return 1000 * (time.perf_counter() - start) / calls, memory
 
 
 def main() -> None:
@@ -106,16 +111,17 @@ def main() -> None:
     largest = int(sys.argv[1]) if len(sys.argv) > 1 else (1 << 20 if device == "cuda" else 4096)
     size = 2048
     while size <= largest:
-        for name, (loss, limit) in contestants().items():
-            if size > limit:
+        for name, contestant in contestants().items():
+            if size > contestant.largest:
                 continue
             features = torch.randn(size // 2, 2, 128, device=device, requires_grad=True)
             labels = torch.randint(0, 1000, (size // 2,), device=device)
             try:
-                milliseconds, memory, replayed = measure(loss, features, labels)
+                milliseconds, memory = measure(contestant, features, labels)
             except torch.OutOfMemoryError:
-                milliseconds, memory, replayed = float("nan"), float("nan"), False
-            row = {"N": size, "implementation": name, "ms": milliseconds, "MiB": memory / 2**20, "replayed": replayed}
+                milliseconds, memory = float("nan"), float("nan")
+            row = {"N": size, "implementation": name, "ms": milliseconds, "MiB": memory / 2**20}
+            row["replayed"] = contestant.replayable and device == "cuda"
             print(json.dumps({"benchmark": "loss_sizes", "device": device, **row}), flush=True)
             del features, labels
             if device == "cuda":

@@ -27,7 +27,7 @@ from selfcon.losses import Tally
 from selfcon.training.replay import Replayed
 from selfcon.training.trainer import Stage, Trainer
 from tests.data.test_views import compare, some_images, some_look
-from tests.losses.test_implementations import check_kernels
+from tests.losses.test_implementations import check_kernels, check_rows
 from tests.losses.test_methods import CONTRASTIVE
 from tests.workflows.conftest import write_stripes
 
@@ -35,6 +35,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
     pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
     pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated:DeprecationWarning"),  # torch.compile's own
+    pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*should not be:DeprecationWarning"),  # likewise
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
 ]
 
@@ -124,13 +125,14 @@ def test_compiled_augmentation() -> None:
 class Line(Stage):
     """A small network on random images: enough steps for plain updates, a recording and its replays."""
 
-    name, epochs, batch_size, samples, lr, seed = "line", 4, 16, 72, 0.05, 0
+    name, epochs, batch_size, samples, seed = "line", 4, 16, 72, 0
 
     def __init__(self, optimiser: str, *, ema: float | None = None, clip: float | None = None) -> None:
         torch.manual_seed(0)
         self.module = selfcon.create_model("resnet18", exits=[selfcon.Exit(after=2)], stem="small", width=0.25).cuda()
         self.module.to(memory_format=torch.channels_last)
         self.optim, self.ema = Optim.model_validate({"name": optimiser, "clip_norm": clip}), ema
+        self.lr = 0.002 if optimiser == "adamw" else 0.05
         self.schedule = Schedule()
         self.images = torch.randn(self.samples, 3, 16, 16, device="cuda")
         self.labels = torch.arange(self.samples, device="cuda") % 5
@@ -189,6 +191,10 @@ def test_from_a_step_that_is_not_finite_nothing_changes(optimiser: str) -> None:
 @pytest.mark.parametrize("dim", [24, 128, 200, 512])
 def test_the_kernels_of_the_loss(dim: int) -> None:
     check_kernels("cuda", 333, [dim])
+
+
+def test_the_kernels_with_some_rows_as_anchors() -> None:
+    check_rows("cuda")
 
 
 def test_not_a_number_stays_visible() -> None:

@@ -1,13 +1,19 @@
 """Pairs in tiles, as GPU kernels: a program goes through all columns for its rows, so nothing is added in a race.
 
-Products are in TF32 of features that were rounded to it before, so that all passes see the same features; sums and
-everything else are in float32. Exits matter only as F (the backbone) or G (a sub-network), and a term is six bits: for
-each of F and G whether a feature there can be a positive, and whether a negative.
+Features are sorted by group. For the rows of a program the columns of their groups are then one stretch, and only there
+(and in a last tile that is not full) must a pair be asked what it is; elsewhere all pairs are negatives.
+
+Products are of float16 with sums in float32, at the full rate of the matrix units. Features of unit length keep in
+float16 the digits they keep in TF32, and what rounding does to their length is divided out again: the gradient lives on
+small differences between positives, and lengths that vary by 1e-4 would be most of its error.
+
+Exits matter only as F (the backbone) or G (a sub-network); a set of them is two bits. Exponents are to the base 2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -21,6 +27,9 @@ from selfcon.losses.sets import Contrast, Exits, Term
 LARGEST_DIMENSION = 512
 MOST_TERMS = 2
 _BITS: dict[Exits, int] = {"F": 1, "G": 2, "F+G": 3}
+_LARGEST_WEIGHT = tl.constexpr(8192.0)  # in float16: four of them fit, and what is 1e-8 of them still has digits
+_LOG2E = tl.constexpr(1.4426950408889634)
+_LN2 = tl.constexpr(0.6931471805599453)
 
 
 def term_sums(contrast: Contrast, terms: Sequence[Term], temperature: float | Tensor) -> tuple[Tensor, Tensor]:
@@ -32,105 +41,125 @@ class Kernels:
     """The engine."""
 
     def statistics(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
-        rounded = _rounded(pairs.z)
         sets = _encode(pairs.terms)
         found: tuple[Tensor, Tensor, Tensor] = _statistics_op(
-            rounded, pairs.groups, pairs.exits, pairs.tau, sets, pairs.own.start, pairs.own.stop, pairs.stable
+            pairs.z, pairs.groups, pairs.exits, pairs.tau, sets, pairs.own.start, pairs.own.stop, pairs.stable
         )
         return found
 
     def gradient(self, pairs: Pairs, log_denominator: Tensor, pull: Tensor, push: Tensor) -> Tensor:
-        # Rows of other processes are anchors there, and have no share here.
-        before, after = pairs.own.start, len(pairs.z) - pairs.own.stop
-        if pairs.stable:
-            pull = pull * torch.exp(1 / pairs.tau - log_denominator)
-        pull, push = (torch.nn.functional.pad(each, (before, after)) for each in (pull, push))
-        log_denominator = torch.nn.functional.pad(log_denominator, (before, after), value=torch.inf)
-        sets = _encode(pairs.terms)
         gradient: Tensor = _gradient_op(
-            _rounded(pairs.z), pairs.groups, pairs.exits, pairs.tau, sets, log_denominator, pull, push, pairs.stable
-        )
+            pairs.z, pairs.groups, pairs.exits, pairs.tau, _encode(pairs.terms), log_denominator, pull, push,
+            pairs.own.start, pairs.own.stop, pairs.stable,
+        )  # fmt: skip
         return gradient
 
 
 def _encode(terms: Sequence[Term]) -> list[int]:
-    return [bits for term in terms for bits in (_BITS[term.positives], _BITS[term.negatives])]
-
-
-def _rounded(z: Tensor) -> Tensor:
-    """To the 10 bits that TF32 keeps, to nearest; the kernels would cut them off."""
-    if z.device.type != "cuda":
-        return z.contiguous()
-    rounded = ((z.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
-    return torch.where(z.isfinite(), rounded, z)  # NaN must stay visible
+    """Sets of positives and of negatives of the first term, and of the second; without one, empty sets."""
+    bits = [bits for term in terms for bits in (_BITS[term.positives], _BITS[term.negatives])]
+    return [*bits, 0, 0][:4]
 
 
 _TILES = (
-    (128, 64, 8, 3),
-    (128, 64, 8, 2),
-    (64, 64, 8, 2),
-    (64, 32, 4, 2),
-    (64, 32, 4, 1),
-    (32, 32, 4, 1),
-    (16, 16, 4, 1),
+    (32_768, (128, 64, 4, 3)),
+    (4096, (64, 64, 4, 3)),
+    (0, (32, 64, 4, 3)),
+    (0, (64, 64, 8, 2)),
+    (0, (64, 32, 8, 2)),
+    (0, (32, 32, 4, 1)),
+    (0, (16, 16, 4, 1)),
 )
-"""Rows, columns, warps, tiles loaded ahead: from the fastest to the smallest."""
+"""Above how many features, and the tiles: rows, columns, warps, tiles loaded ahead. The first that fit are taken."""
+_COUNTED = 4096
+"""Up to so many features each finds its place by counting those before it, in one kernel; above, sorting is faster."""
 
 
 def fits(dimension: int, device: torch.device) -> bool:
     """Whether any tiles do."""
-    return _shape(dimension, device) is not None
+    return _shape(dimension, 0, device) is not None
 
 
-def _shape(dimension: int, device: torch.device) -> dict[str, int] | None:
-    """The first tiles that the shared memory of a GPU holds: those of the gradient, which needs more."""
+def _shape(dimension: int, features: int, device: torch.device) -> dict[str, int] | None:
+    """The first tiles that the shared memory and registers of a GPU hold: those of the gradient, which needs more."""
     limit = 227 * 1024  # of the interpreter, which has no limits
     if device.type == "cuda":
         limit = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    wide = 4 * max(16, triton.next_power_of_2(dimension))
-    for rows, columns, warps, stages in _TILES:
-        # features of the rows, of the columns ahead and once more turned around, the weights, and some more
-        if wide * (rows + columns * max(2, stages)) + 4 * rows * columns + 4096 <= limit:
+    wide = _wide(dimension)
+    for above, (rows, columns, warps, stages) in _TILES:
+        sums = rows * (wide + columns) / (32 * warps)  # registers of a thread
+        tiles = max(rows + columns * stages, 2 * (rows + columns))  # where all are negatives, and elsewhere
+        fit = 2 * wide * tiles + 2 * rows * columns + 4096 <= limit
+        if features >= above and fit and sums <= (192 if wide <= 128 else 144):
             return {"ROWS": rows, "COLUMNS": columns, "num_warps": warps, "num_stages": stages}
     return None
 
 
-def _tiles(z: Tensor) -> dict[str, int]:
-    shape = _shape(z.shape[1], z.device)
-    assert shape is not None  # `fits` was asked before
-    return shape
+def _wide(dimension: int) -> int:
+    return max(16, int(triton.next_power_of_2(dimension)))
+
+
+@dataclass(frozen=True)
+class _Sorted:
+    """Features by group, as the kernels read them."""
+
+    order: Tensor  # [n], where each one stood
+    features: Tensor  # [n, WIDE], float16
+    scales: Tensor  # [n], 1 over the lengths of the rounded features
+    groups: Tensor  # [n]
+    kinds: Tensor  # [n], 0 for F and 1 for G
+    begins: Tensor  # [n], the first of all columns that share its group
+    ends: Tensor  # [n], the first behind those
+
+
+def _sort(
+    z: Tensor, groups: Tensor, exits: Tensor, columns: _Sorted | None = None, rows: slice = slice(None)
+) -> _Sorted:
+    """All features, or some of them as rows beside the columns that all are."""
+    counting = columns is None and len(z) <= _COUNTED
+    if counting:
+        groups, found = groups.contiguous(), torch.empty_like(groups)
+        order, begins, ends = torch.empty((3, len(z)), dtype=torch.int64, device=z.device)
+    else:
+        found, order = groups[rows].sort(stable=True)
+        order = order + (rows.start or 0)
+        begins, ends = (
+            torch.searchsorted(found if columns is None else columns.groups, found, right=right)
+            for right in (False, True)
+        )
+    count, wide = len(order), _wide(z.shape[1])
+    features = torch.empty(count, wide, dtype=torch.float16, device=z.device)
+    scales = torch.empty(count, device=z.device)
+    kinds = torch.empty(count, dtype=torch.int32, device=z.device)
+    block = 16 if counting else max(1, 4096 // wide)
+    _pack[triton.cdiv(count, block),](
+        z, groups, exits, order, found, begins, ends, features, scales, kinds, count,
+        DIMENSION=z.shape[1], WIDE=wide, COUNTING=counting, ROWS=block, OTHERS=256,
+    )  # fmt: skip
+    return _Sorted(order, features, scales, found, kinds, begins, ends)
 
 
 @torch.library.custom_op("selfcon::contrast_statistics", mutates_args=())
 def _statistics_op(
     z: Tensor, groups: Tensor, exits: Tensor, tau: Tensor, sets: Sequence[int], first: int, stop: int, stable: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    rows, terms = stop - first, len(sets) // 2
-    log_denominator = torch.empty(terms, rows, device=z.device)
-    attraction = torch.empty(terms, rows, device=z.device)
-    positives = torch.empty(terms, rows, dtype=torch.int64, device=z.device)
-    shape = _tiles(z)
-    _statistics[triton.cdiv(rows, shape["ROWS"]),](
-        z,
-        groups,
-        exits,
-        tau,
-        log_denominator,
-        attraction,
-        positives,
-        first,
-        rows,
-        len(z),
-        DIMENSION=z.shape[1],
-        WIDE=max(16, triton.next_power_of_2(z.shape[1])),
-        POSITIVES_0=sets[0],
-        NEGATIVES_0=sets[1],
-        POSITIVES_1=sets[2] if terms == 2 else 0,
-        NEGATIVES_1=sets[3] if terms == 2 else 0,
-        TERMS=terms,
-        STABLE=stable,
+    z = z.contiguous()
+    columns = _sort(z, groups, exits)
+    rows = columns if stop - first == len(z) else _sort(z, groups, exits, columns, slice(first, stop))
+    count, terms = stop - first, 2 if sets[2] else 1
+    log_denominator = torch.empty(terms, count, device=z.device)
+    attraction = torch.empty(terms, count, device=z.device)
+    positives = torch.empty(terms, count, dtype=torch.int64, device=z.device)
+    shape = _shape(z.shape[1], len(z), z.device)
+    assert shape is not None  # `fits` was asked before
+    _statistics[triton.cdiv(count, shape["ROWS"]),](
+        z, rows.features, rows.scales, rows.groups, rows.order,
+        columns.features, columns.scales, columns.groups, columns.kinds, columns.order,
+        rows.begins, rows.ends, tau, log_denominator, attraction, positives, first, count, len(z),
+        DIMENSION=z.shape[1], WIDE=_wide(z.shape[1]),
+        POSITIVES_0=sets[0], NEGATIVES_0=sets[1], POSITIVES_1=sets[2], NEGATIVES_1=sets[3], TERMS=terms, STABLE=stable,
         **shape,
-    )
+    )  # fmt: skip
     return log_denominator, attraction, positives
 
 
@@ -138,7 +167,7 @@ def _statistics_op(
 def _(
     z: Tensor, groups: Tensor, exits: Tensor, tau: Tensor, sets: Sequence[int], first: int, stop: int, stable: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    shape = (len(sets) // 2, stop - first)
+    shape = (2 if sets[2] else 1, stop - first)
     return z.new_empty(shape), z.new_empty(shape), z.new_empty(shape, dtype=torch.int64)
 
 
@@ -152,31 +181,30 @@ def _gradient_op(
     log_denominator: Tensor,
     pull: Tensor,
     push: Tensor,
+    first: int,
+    stop: int,
     stable: bool,
 ) -> Tensor:
+    z = z.contiguous()
+    count, terms = len(z), 2 if sets[2] else 1
+    features = _sort(z, groups, exits)
+    largest = torch.linalg.vector_norm(pull, ord=torch.inf)
+    forces = torch.empty(3, terms, count, device=z.device)
+    _arrange[triton.cdiv(count, 1024), terms](
+        features.order, log_denominator.contiguous(), pull.contiguous(), push.contiguous(), largest, tau, forces,
+        first, stop, count, terms, STABLE=stable, ROWS=1024,
+    )  # fmt: skip
     gradient = torch.empty_like(z)
-    shape = _tiles(z)
-    terms = len(sets) // 2
-    _gradient[triton.cdiv(len(z), shape["ROWS"]),](
-        z,
-        groups,
-        exits,
-        tau,
-        log_denominator.contiguous(),
-        pull.contiguous(),
-        push.contiguous(),
-        gradient,
-        len(z),
-        DIMENSION=z.shape[1],
-        WIDE=max(16, triton.next_power_of_2(z.shape[1])),
-        POSITIVES_0=sets[0],
-        NEGATIVES_0=sets[1],
-        POSITIVES_1=sets[2] if terms == 2 else 0,
-        NEGATIVES_1=sets[3] if terms == 2 else 0,
-        TERMS=terms,
-        STABLE=stable,
+    shape = _shape(z.shape[1], count, z.device)
+    assert shape is not None
+    _gradient[triton.cdiv(count, shape["ROWS"]),](
+        z, features.features, features.scales, features.groups, features.kinds, features.order,
+        features.begins, features.ends, tau, forces[0], forces[1], forces[2], largest, gradient, count,
+        DIMENSION=z.shape[1], WIDE=_wide(z.shape[1]),
+        POSITIVES_0=sets[0], NEGATIVES_0=sets[1], POSITIVES_1=sets[2], NEGATIVES_1=sets[3],
+        TERMS=terms, STABLE=stable,
         **shape,
-    )
+    )  # fmt: skip
     return gradient
 
 
@@ -190,63 +218,182 @@ def _(
     log_denominator: Tensor,
     pull: Tensor,
     push: Tensor,
+    first: int,
+    stop: int,
     stable: bool,
 ) -> Tensor:
-    return torch.empty_like(z)
+    return torch.empty_like(z, memory_format=torch.contiguous_format)
+
+
+@triton.jit
+def _split(z, place, there, d, DIMENSION: tl.constexpr):
+    """Features in float16, and what rounding took times 2048."""
+    exact = tl.load(
+        z + place[:, None] * DIMENSION + d[None, :], mask=there[:, None] & (d < DIMENSION)[None, :], other=0.0
+    )
+    rounded = exact.to(tl.float16)
+    return rounded, ((exact - rounded.to(tl.float32)) * 2048).to(tl.float16)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _pack(
+    z, groups, exits, order, found, begins, ends, features, scales, kinds, count,
+    DIMENSION: tl.constexpr, WIDE: tl.constexpr, COUNTING: tl.constexpr, ROWS: tl.constexpr, OTHERS: tl.constexpr,
+):  # fmt: skip
+    """Bring features to their places; when counting, find those first."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = row < count
+    if COUNTING:
+        place = row.to(tl.int64)
+        mine = tl.load(groups + row, mask=there, other=0)
+        below = tl.zeros((ROWS,), tl.int32)
+        before = tl.zeros((ROWS,), tl.int32)
+        alike = tl.zeros((ROWS,), tl.int32)
+        for start in range(0, count, OTHERS):
+            other = start + tl.arange(0, OTHERS)
+            inside = (other < count)[None, :]
+            theirs = tl.load(groups + other, mask=other < count, other=0)
+            same = (theirs[None, :] == mine[:, None]) & inside
+            below += tl.sum(((theirs[None, :] < mine[:, None]) & inside).to(tl.int32), axis=1)
+            before += tl.sum((same & (other[None, :] < row[:, None])).to(tl.int32), axis=1)
+            alike += tl.sum(same.to(tl.int32), axis=1)
+        target = (below + before).to(tl.int64)
+        tl.store(order + target, place, mask=there)
+        tl.store(found + target, mine, mask=there)
+        tl.store(begins + target, below.to(tl.int64), mask=there)
+        tl.store(ends + target, (below + alike).to(tl.int64), mask=there)
+    else:
+        target = row.to(tl.int64)
+        place = tl.load(order + row, mask=there, other=0)
+    d = tl.arange(0, WIDE)
+    values, _ = _split(z, place, there, d, DIMENSION)
+    tl.store(features + target[:, None] * WIDE + d[None, :], values, mask=there[:, None])
+    squares = tl.sum(values.to(tl.float32) * values.to(tl.float32), axis=1)
+    tl.store(scales + target, tl.where(squares == 0.0, 1.0, tl.rsqrt(squares)), mask=there)
+    tl.store(kinds + target, (tl.load(exits + place, mask=there, other=0) > 0).to(tl.int32), mask=there)
+
+
+@triton.jit
+def _largest_weight(largest):
+    """The factor that brings weights to where float16 has its digits."""
+    return _LARGEST_WEIGHT / tl.maximum(tl.load(largest), 1e-30, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit(do_not_specialize=["first", "stop", "count", "terms"])
+def _arrange(
+    order, log_denominator, pull, push, largest, tau, forces, first, stop, count, terms,
+    STABLE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Pull, push and log of the denominator by place; where that is stable, pull is already over the denominator."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    term = tl.program_id(1)
+    there = row < count
+    place = tl.load(order + row, mask=there, other=0)
+    # Rows of other processes are anchors there, and have no share here.
+    own = there & (place >= first) & (place < stop)
+    source = term * (stop - first) + place - first
+    logs = tl.load(log_denominator + source, mask=own, other=float("inf"))
+    scale = _largest_weight(largest)
+    pulled = tl.load(pull + source, mask=own, other=0.0) * scale
+    if STABLE:
+        pulled = pulled * tl.exp(1.0 / tl.load(tau) - logs)
+    target = forces + term * count + row
+    tl.store(target, pulled, mask=there)
+    tl.store(target + terms * count, tl.load(push + source, mask=own, other=0.0) * scale, mask=there)
+    tl.store(target + 2 * terms * count, logs, mask=there)
+
+
+@triton.jit
+def _count_tiles(begin, end, features, COLUMNS: tl.constexpr):
+    """Tiles of columns: where those begin and end that may hold the rows' groups, full ones, plain ones, others."""
+    first = begin // COLUMNS
+    behind = tl.cdiv(end, COLUMNS)
+    full = features // COLUMNS
+    plain = first + tl.maximum(full - behind, 0)
+    return first, behind, full, plain, tl.cdiv(features, COLUMNS) - plain
+
+
+@triton.jit
+def _plain_tile(number, first, behind):
+    """Where the tile stands that is this one among those with negatives only."""
+    return tl.where(number < first, number, number - first + behind)
+
+
+@triton.jit
+def _mixed_tile(number, first, behind, full):
+    """Where the tile stands that is this one among the others: the rows' groups, then a last one that is not full."""
+    return tl.where(number < behind - first, number + first, full)
+
+
+@triton.jit
+def _cosines(h_row, rest_row, h_column, rest_column):
+    """Of the features as they were before rounding."""
+    finer = tl.dot(h_row, tl.trans(rest_column), tl.dot(rest_row, tl.trans(h_column)))
+    return tl.dot(h_row, tl.trans(h_column)) + finer * (1 / 2048)
 
 
 @triton.jit
 def _member(kind, BITS: tl.constexpr):
-    """Whether a feature of this kind (0 F, 1 G) is in a set."""
+    """Whether a feature of this kind is in a set."""
     return ((BITS >> kind) & 1) == 1
 
 
 @triton.jit
-def _add(total, largest, similarities, within, STABLE: tl.constexpr):
-    """A tile's share of the denominators: as sums of exponentials, beside a running maximum where that is needed."""
+def _add(total, largest, exponents, STABLE: tl.constexpr):
+    """A tile's share of the denominators: as sums of powers, beside a running maximum where that is needed."""
     if STABLE:
-        total += tl.sum(tl.where(within, tl.exp(similarities), 0.0), axis=1)
+        total += tl.sum(tl.exp2(exponents), axis=1)
     else:
-        masked = tl.where(within, similarities, float("-inf"))
-        new = tl.maximum(largest, tl.max(masked, axis=1))
+        new = tl.maximum(largest, tl.max(exponents, axis=1))
         anchor = tl.where(new == float("-inf"), 0.0, new)  # nothing yet
-        total = total * tl.exp(largest - anchor) + tl.sum(tl.exp(masked - anchor[:, None]), axis=1)
+        total = total * tl.exp2(largest - anchor) + tl.sum(tl.exp2(exponents - anchor[:, None]), axis=1)
         largest = new
     return total, largest
 
 
+@triton.jit
+def _add_mixed(total, largest, pulled, count, cosines, exponents, same, other, kind,
+               POSITIVES: tl.constexpr, NEGATIVES: tl.constexpr, STABLE: tl.constexpr):  # fmt: skip
+    positive = same & _member(kind, POSITIVES)[None, :]
+    within = positive | (other & _member(kind, NEGATIVES)[None, :])
+    total, largest = _add(total, largest, tl.where(within, exponents, float("-inf")), STABLE)
+    pulled += tl.sum(tl.where(positive, cosines, 0.0), axis=1)
+    count += tl.sum(positive.to(tl.int32), axis=1)
+    return total, largest, pulled, count
+
+
+@triton.jit
+def _add_plain(total, largest, exponents, columns, kinds, NEGATIVES: tl.constexpr, STABLE: tl.constexpr):
+    if NEGATIVES != 3:
+        member = _member(tl.load(kinds + columns), NEGATIVES)
+        exponents = tl.where(member[None, :], exponents, float("-inf"))
+    return _add(total, largest, exponents, STABLE)
+
+
 @triton.jit(do_not_specialize=["first", "rows", "features"])
 def _statistics(
-    z,
-    groups,
-    exits,
-    tau,
-    log_denominator,
-    attraction,
-    positives,
-    first,
-    rows,
-    features,
-    DIMENSION: tl.constexpr,
-    WIDE: tl.constexpr,
-    POSITIVES_0: tl.constexpr,
-    NEGATIVES_0: tl.constexpr,
-    POSITIVES_1: tl.constexpr,
-    NEGATIVES_1: tl.constexpr,
-    TERMS: tl.constexpr,
-    STABLE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    z, row_features, row_scales, row_groups, row_order,
+    features_of, scales, groups, kinds, order,
+    begins, ends, tau, log_denominator, attraction, positives, first, rows, features,
+    DIMENSION: tl.constexpr, WIDE: tl.constexpr,
+    POSITIVES_0: tl.constexpr, NEGATIVES_0: tl.constexpr, POSITIVES_1: tl.constexpr, NEGATIVES_1: tl.constexpr,
+    TERMS: tl.constexpr, STABLE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    row = block * ROWS + tl.arange(0, ROWS)
     there = row < rows
-    row_at = (row + first).to(tl.int64)
     d = tl.arange(0, WIDE)
-    z_row = tl.load(
-        z + row_at[:, None] * DIMENSION + d[None, :], mask=there[:, None] & (d < DIMENSION)[None, :], other=0.0
+    h_row = tl.load(row_features + row.to(tl.int64)[:, None] * WIDE + d[None, :], mask=there[:, None], other=0.0)
+    place = tl.load(row_order + row, mask=there, other=0)
+    over_tau = _LOG2E / tl.load(tau)
+    shift = 0.0
+    if STABLE:
+        shift = over_tau
+    factor = tl.load(row_scales + row, mask=there, other=0.0) * over_tau
+    last = tl.minimum(block * ROWS + ROWS, rows) - 1
+    begin, behind, full, plain, mixed = _count_tiles(
+        tl.load(begins + block * ROWS), tl.load(ends + last), features, COLUMNS
     )
-    group_row = tl.load(groups + row_at, mask=there, other=-1)
-    over_tau = 1.0 / tl.load(tau)
 
     total_0 = tl.zeros((ROWS,), tl.float32)
     largest_0 = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -256,149 +403,187 @@ def _statistics(
     largest_1 = tl.full((ROWS,), float("-inf"), tl.float32)
     pulled_1 = tl.zeros((ROWS,), tl.float32)
     count_1 = tl.zeros((ROWS,), tl.int32)
-    for start in range(0, features, COLUMNS):
-        column = start + tl.arange(0, COLUMNS)
-        inside = column < features
-        z_column = tl.load(
-            z + column.to(tl.int64)[None, :] * DIMENSION + d[:, None],
-            mask=inside[None, :] & (d < DIMENSION)[:, None],
-            other=0.0,
-        )
-        group = tl.load(groups + column, mask=inside, other=-1)
-        kind = (tl.load(exits + column, mask=inside, other=0) > 0).to(tl.int32)
-        cosines = tl.dot(z_row, z_column, input_precision="tf32")
-        similarities = cosines * over_tau
-        if STABLE:
-            similarities = similarities - over_tau
-        same = (group_row[:, None] == group[None, :]) & inside[None, :]
-        other = (group_row[:, None] != group[None, :]) & inside[None, :]
-        same = same & (row_at[:, None] != column[None, :])
-        positive = same & _member(kind, POSITIVES_0)[None, :]
-        within = positive | (other & _member(kind, NEGATIVES_0)[None, :])
-        total_0, largest_0 = _add(total_0, largest_0, similarities, within, STABLE)
-        pulled_0 += tl.sum(tl.where(positive, cosines, 0.0), axis=1)
-        count_0 += tl.sum(positive.to(tl.int32), axis=1)
-        if TERMS == 2:
-            positive = same & _member(kind, POSITIVES_1)[None, :]
-            within = positive | (other & _member(kind, NEGATIVES_1)[None, :])
-            total_1, largest_1 = _add(total_1, largest_1, similarities, within, STABLE)
-            pulled_1 += tl.sum(tl.where(positive, cosines, 0.0), axis=1)
-            count_1 += tl.sum(positive.to(tl.int32), axis=1)
 
-    shift_0 = largest_0
-    shift_1 = largest_1
+    for number in range(plain):
+        column = _plain_tile(number, begin, behind) * COLUMNS + tl.arange(0, COLUMNS)
+        h_column = tl.load(features_of + column.to(tl.int64)[None, :] * WIDE + d[:, None])
+        products = tl.dot(h_row, h_column) * tl.load(scales + column)[None, :]
+        exponents = products * factor[:, None] - shift
+        total_0, largest_0 = _add_plain(total_0, largest_0, exponents, column, kinds, NEGATIVES_0, STABLE)
+        if TERMS == 2:
+            total_1, largest_1 = _add_plain(total_1, largest_1, exponents, column, kinds, NEGATIVES_1, STABLE)
+
+    # Errors of many negatives level out; those of the few positives would be seen in the loss.
+    group_row = tl.load(row_groups + row, mask=there, other=0)
+    h_row, rest_row = _split(z, place, there, d, DIMENSION)
+    for number in tl.range(0, mixed, num_stages=1):
+        column = _mixed_tile(number, begin, behind, full) * COLUMNS + tl.arange(0, COLUMNS)
+        inside = column < features
+        place_column = tl.load(order + column, mask=inside, other=0)
+        h_column, rest_column = _split(z, place_column, inside, d, DIMENSION)
+        cosines = _cosines(h_row, rest_row, h_column, rest_column)
+        exponents = cosines * over_tau - shift
+        group = tl.load(groups + column, mask=inside, other=0)
+        kind = tl.load(kinds + column, mask=inside, other=0)
+        apart = place[:, None] != place_column[None, :]
+        same = (group_row[:, None] == group[None, :]) & inside[None, :] & apart
+        other = (group_row[:, None] != group[None, :]) & inside[None, :]
+        total_0, largest_0, pulled_0, count_0 = _add_mixed(
+            total_0, largest_0, pulled_0, count_0, cosines, exponents, same, other, kind,
+            POSITIVES_0, NEGATIVES_0, STABLE,
+        )  # fmt: skip
+        if TERMS == 2:
+            total_1, largest_1, pulled_1, count_1 = _add_mixed(
+                total_1, largest_1, pulled_1, count_1, cosines, exponents, same, other, kind,
+                POSITIVES_1, NEGATIVES_1, STABLE,
+            )  # fmt: skip
+
+    target = place - first
     if STABLE:
-        shift_0 = tl.zeros((ROWS,), tl.float32) + over_tau
-        shift_1 = shift_0
-    tl.store(log_denominator + row, shift_0 + tl.log(total_0), mask=there)
-    tl.store(attraction + row, pulled_0, mask=there)
-    tl.store(positives + row, count_0.to(tl.int64), mask=there)
+        largest_0 = tl.zeros((ROWS,), tl.float32) + over_tau
+        largest_1 = largest_0
+    tl.store(log_denominator + target, (largest_0 + tl.log2(total_0)) * _LN2, mask=there)
+    tl.store(attraction + target, pulled_0, mask=there)
+    tl.store(positives + target, count_0.to(tl.int64), mask=there)
     if TERMS == 2:
-        tl.store(log_denominator + rows + row, shift_1 + tl.log(total_1), mask=there)
-        tl.store(attraction + rows + row, pulled_1, mask=there)
-        tl.store(positives + rows + row, count_1.to(tl.int64), mask=there)
+        tl.store(log_denominator + rows + target, (largest_1 + tl.log2(total_1)) * _LN2, mask=there)
+        tl.store(attraction + rows + target, pulled_1, mask=there)
+        tl.store(positives + rows + target, count_1.to(tl.int64), mask=there)
 
 
 @triton.jit
-def _weights(
-    similarities,
-    row_at,
-    column,
-    same,
-    other,
-    kind_row,
-    kind,
-    log_denominator,
-    pull,
-    push,
-    there,
-    inside,
-    POSITIVES: tl.constexpr,
-    NEGATIVES: tl.constexpr,
-    STABLE: tl.constexpr,
-):
-    """What one term adds to G + G'. `similarities` are their exponentials where those can be shared."""
-    pull_row = tl.load(pull + row_at, mask=there, other=0.0)
-    push_row = tl.load(push + row_at, mask=there, other=0.0)
+def _shares(exponents, pull_row, pull_column, log_row, log_column, within, within_back, STABLE: tl.constexpr):
+    """What pairs get of the pulls of row and column. `exponents` are the powers where row and column share them."""
+    if STABLE:
+        both = tl.where(within, pull_row[:, None], 0.0) + tl.where(within_back, pull_column[None, :], 0.0)
+        shares = exponents * both
+    else:
+        # Within a denominator no exponent is above 0; elsewhere it may be, and does not count.
+        mine = tl.exp2(tl.minimum(exponents - log_row[:, None], 0.0))
+        theirs = tl.exp2(tl.minimum(exponents - log_column[None, :], 0.0))
+        shares = tl.where(within, mine * pull_row[:, None], 0.0)
+        shares += tl.where(within_back, theirs * pull_column[None, :], 0.0)
+    return shares
+
+
+@triton.jit
+def _weigh_plain(exponents, pull_row, log_row, pull, log_denominator, column, kind_row, kinds,
+                 NEGATIVES: tl.constexpr, STABLE: tl.constexpr):  # fmt: skip
+    """What one term adds to G + G' where all pairs are negatives."""
+    pull_column = tl.load(pull + column)
+    if NEGATIVES == 3:
+        if STABLE:
+            weights = exponents * (pull_row[:, None] + pull_column[None, :])
+        else:
+            log_column = tl.load(log_denominator + column) * _LOG2E
+            weights = tl.exp2(exponents - log_row[:, None]) * pull_row[:, None]
+            weights += tl.exp2(exponents - log_column[None, :]) * pull_column[None, :]
+    else:
+        log_column = tl.load(log_denominator + column) * _LOG2E
+        within = _member(tl.load(kinds + column), NEGATIVES)[None, :]
+        within_back = _member(kind_row, NEGATIVES)[:, None]
+        weights = _shares(exponents, pull_row, pull_column, log_row, log_column, within, within_back, STABLE)
+    return weights
+
+
+@triton.jit
+def _weigh_mixed(exponents, pull_row, push_row, log_row, pull, push, log_denominator, column, inside,
+                 same, other, kind_row, kind,
+                 POSITIVES: tl.constexpr, NEGATIVES: tl.constexpr, STABLE: tl.constexpr):  # fmt: skip
+    """What one term adds to G + G'."""
     pull_column = tl.load(pull + column, mask=inside, other=0.0)
     push_column = tl.load(push + column, mask=inside, other=0.0)
+    log_column = tl.load(log_denominator + column, mask=inside, other=float("inf")) * _LOG2E
     positive = same & _member(kind, POSITIVES)[None, :]
     within = positive | (other & _member(kind, NEGATIVES)[None, :])
     positive_back = same & _member(kind_row, POSITIVES)[:, None]
     within_back = positive_back | (other & _member(kind_row, NEGATIVES)[:, None])
-    if STABLE:
-        both = tl.where(within, pull_row[:, None], 0.0) + tl.where(within_back, pull_column[None, :], 0.0)
-        weights = similarities * both
-    else:
-        log_row = tl.load(log_denominator + row_at, mask=there, other=float("inf"))
-        log_column = tl.load(log_denominator + column, mask=inside, other=float("inf"))
-        # Within a denominator no exponent is above 0; elsewhere it may be, and does not count.
-        share = tl.exp(tl.minimum(similarities - log_row[:, None], 0.0))
-        share_back = tl.exp(tl.minimum(similarities - log_column[None, :], 0.0))
-        weights = tl.where(within, share * pull_row[:, None], 0.0)
-        weights += tl.where(within_back, share_back * pull_column[None, :], 0.0)
+    weights = _shares(exponents, pull_row, pull_column, log_row, log_column, within, within_back, STABLE)
     weights -= tl.where(positive, push_row[:, None], 0.0) + tl.where(positive_back, push_column[None, :], 0.0)
     return weights
 
 
 @triton.jit(do_not_specialize=["features"])
 def _gradient(
-    z,
-    groups,
-    exits,
-    tau,
-    log_denominator,
-    pull,
-    push,
-    gradient,
+    z, features_of, scales, groups, kinds, order, begins, ends, tau, pull, push, log_denominator, largest, gradient,
     features,
-    DIMENSION: tl.constexpr,
-    WIDE: tl.constexpr,
-    POSITIVES_0: tl.constexpr,
-    NEGATIVES_0: tl.constexpr,
-    POSITIVES_1: tl.constexpr,
-    NEGATIVES_1: tl.constexpr,
-    TERMS: tl.constexpr,
-    STABLE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    DIMENSION: tl.constexpr, WIDE: tl.constexpr,
+    POSITIVES_0: tl.constexpr, NEGATIVES_0: tl.constexpr, POSITIVES_1: tl.constexpr, NEGATIVES_1: tl.constexpr,
+    TERMS: tl.constexpr, STABLE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    row = block * ROWS + tl.arange(0, ROWS)
     there = row < features
-    row_at = row.to(tl.int64)
     d = tl.arange(0, WIDE)
-    z_row = tl.load(
-        z + row_at[:, None] * DIMENSION + d[None, :], mask=there[:, None] & (d < DIMENSION)[None, :], other=0.0
+    h_row = tl.load(features_of + row.to(tl.int64)[:, None] * WIDE + d[None, :], mask=there[:, None], other=0.0)
+    kind_row = tl.load(kinds + row, mask=there, other=0)
+    over_tau = _LOG2E / tl.load(tau)
+    shift = 0.0
+    if STABLE:
+        shift = over_tau
+    factor = tl.load(scales + row, mask=there, other=0.0) * over_tau
+    last = tl.minimum(block * ROWS + ROWS, features) - 1
+    begin, behind, full, plain, mixed = _count_tiles(
+        tl.load(begins + block * ROWS), tl.load(ends + last), features, COLUMNS
     )
-    group_row = tl.load(groups + row_at, mask=there, other=-1)
-    kind_row = (tl.load(exits + row_at, mask=there, other=0) > 0).to(tl.int32)
-    over_tau = 1.0 / tl.load(tau)
+    pull_row_0 = tl.load(pull + row, mask=there, other=0.0)
+    push_row_0 = tl.load(push + row, mask=there, other=0.0)
+    log_row_0 = tl.load(log_denominator + row, mask=there, other=float("inf")) * _LOG2E
+    pull_row_1 = pull_row_0
+    push_row_1 = push_row_0
+    log_row_1 = log_row_0
+    if TERMS == 2:
+        pull_row_1 = tl.load(pull + features + row, mask=there, other=0.0)
+        push_row_1 = tl.load(push + features + row, mask=there, other=0.0)
+        log_row_1 = tl.load(log_denominator + features + row, mask=there, other=float("inf")) * _LOG2E
     sums = tl.zeros((ROWS, WIDE), tl.float32)
-    for start in range(0, features, COLUMNS):
-        column = start + tl.arange(0, COLUMNS)
-        inside = column < features
-        z_column = tl.load(
-            z + column.to(tl.int64)[:, None] * DIMENSION + d[None, :],
-            mask=inside[:, None] & (d < DIMENSION)[None, :],
-            other=0.0,
-        )
-        group = tl.load(groups + column, mask=inside, other=-1)
-        kind = (tl.load(exits + column, mask=inside, other=0) > 0).to(tl.int32)
-        similarities = tl.dot(z_row, tl.trans(z_column), input_precision="tf32") * over_tau
+
+    for number in range(plain):
+        column = _plain_tile(number, begin, behind) * COLUMNS + tl.arange(0, COLUMNS)
+        h_column = tl.load(features_of + column.to(tl.int64)[:, None] * WIDE + d[None, :])
+        products = tl.dot(h_row, tl.trans(h_column)) * tl.load(scales + column)[None, :]
+        exponents = products * factor[:, None] - shift
         if STABLE:
-            similarities = tl.exp(similarities - over_tau)
+            exponents = tl.exp2(exponents)
+        weights = _weigh_plain(
+            exponents, pull_row_0, log_row_0, pull, log_denominator, column, kind_row, kinds, NEGATIVES_0, STABLE
+        )
+        if TERMS == 2:
+            weights += _weigh_plain(
+                exponents, pull_row_1, log_row_1, pull + features, log_denominator + features, column, kind_row, kinds,
+                NEGATIVES_1, STABLE,
+            )  # fmt: skip
+        sums = tl.dot(weights.to(tl.float16), h_column, sums)
+
+    group_row = tl.load(groups + row, mask=there, other=0)
+    place = tl.load(order + row, mask=there, other=0)
+    h_row, rest_row = _split(z, place, there, d, DIMENSION)
+    for number in tl.range(0, mixed, num_stages=1):
+        column = _mixed_tile(number, begin, behind, full) * COLUMNS + tl.arange(0, COLUMNS)
+        inside = column < features
+        place_column = tl.load(order + column, mask=inside, other=0)
+        h_column, rest_column = _split(z, place_column, inside, d, DIMENSION)
+        exponents = _cosines(h_row, rest_row, h_column, rest_column) * over_tau - shift
+        if STABLE:
+            exponents = tl.exp2(exponents)
+        group = tl.load(groups + column, mask=inside, other=0)
+        kind = tl.load(kinds + column, mask=inside, other=0)
         both = there[:, None] & inside[None, :]
         other = (group_row[:, None] != group[None, :]) & both
-        same = (group_row[:, None] == group[None, :]) & both & (row_at[:, None] != column[None, :])
-        weights = _weights(
-            similarities, row_at, column, same, other, kind_row, kind, log_denominator, pull, push, there,
-            inside, POSITIVES_0, NEGATIVES_0, STABLE,
+        same = (group_row[:, None] == group[None, :]) & both & (row[:, None] != column[None, :])
+        weights = _weigh_mixed(
+            exponents, pull_row_0, push_row_0, log_row_0, pull, push, log_denominator, column, inside,
+            same, other, kind_row, kind, POSITIVES_0, NEGATIVES_0, STABLE,
         )  # fmt: skip
         if TERMS == 2:
-            weights += _weights(
-                similarities, row_at, column, same, other, kind_row, kind, log_denominator + features,
-                pull + features, push + features, there, inside, POSITIVES_1, NEGATIVES_1, STABLE,
+            weights += _weigh_mixed(
+                exponents, pull_row_1, push_row_1, log_row_1, pull + features, push + features,
+                log_denominator + features, column, inside,
+                same, other, kind_row, kind, POSITIVES_1, NEGATIVES_1, STABLE,
             )  # fmt: skip
-        sums = tl.dot(weights, z_column, sums, input_precision="tf32")
-    target = gradient + row_at[:, None] * DIMENSION + d[None, :]
-    tl.store(target, sums * over_tau, mask=there[:, None] & (d < DIMENSION)[None, :])
+        sums = tl.dot(weights.to(tl.float16), h_column, sums)
+
+    target = gradient + place[:, None] * DIMENSION + d[None, :]
+    tl.store(
+        target, sums * (over_tau * _LN2 / _largest_weight(largest)), mask=there[:, None] & (d < DIMENSION)[None, :]
+    )

@@ -11,11 +11,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from selfcon.errors import NonFiniteError, SelfconWarning, UsageError, unknown_name
 from selfcon.losses import dense, ring, tiled
@@ -149,13 +150,31 @@ def normalise(features: Tensor) -> Tensor:
     float32, below 6e-5 in float16.
     """
     shortest = _SHORTEST.get(features.dtype, torch.finfo(torch.float32).tiny ** 0.5)
-    features = raised(features)
-    # Dividing by the largest entry first keeps squares from over- and underflowing; it cancels, in the gradient too.
-    largest = features.detach().abs().amax(-1, keepdim=True)
-    nonzero = ~(largest <= shortest)  # true for NaN, which must stay visible
-    scaled = torch.where(nonzero, features, 0) / torch.where(nonzero, largest, 1)
-    squared = torch.where(nonzero, scaled.square().sum(-1, keepdim=True), 1)
-    return scaled * squared.rsqrt()
+    unit: Tensor = _Normalise.apply(raised(features), shortest)
+    return unit
+
+
+class _Normalise(torch.autograd.Function):
+    """Keeps the unit features and their lengths for the backward pass, and no other copy of them."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, shortest: float) -> Tensor:
+        # Dividing by the largest entry first keeps squares from over- and underflowing.
+        largest = torch.linalg.vector_norm(features, ord=math.inf, dim=-1, keepdim=True)
+        nonzero = ~(largest <= shortest)  # true for NaN, which must stay visible
+        largest = torch.where(nonzero, largest, 1)
+        unit = features / largest
+        over_length = torch.where(nonzero, 1 / torch.linalg.vector_norm(unit, dim=-1, keepdim=True), 0)
+        unit = unit.mul_(over_length)
+        ctx.save_for_backward(unit, over_length / largest)
+        return unit
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, above: Tensor) -> tuple[Tensor, None]:
+        unit, over_length = ctx.saved_tensors
+        along = (above * unit).sum(-1, keepdim=True)
+        return torch.addcmul(above, along, unit, value=-1).mul_(over_length), None
 
 
 def raised(values: Tensor) -> Tensor:

@@ -96,8 +96,9 @@ class _Objective(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, above: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, above: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         z, tau, log_denominator, positives, valid = ctx.saved_tensors
         pull = above[:, None] * valid
         gradient = ctx.engine.gradient(ctx.pairs, log_denominator, pull, pull / positives.clamp(min=1))
-        return gradient, -(z * gradient).sum() / (2 * tau), None, None
+        of_tau = -(z * gradient).sum() / (2 * tau) if ctx.needs_input_grad[1] else None
+        return gradient, of_tau, None, None
