@@ -137,3 +137,16 @@ def test_help_version_and_debug(tmp_path: Path) -> None:
         assert len(done.stdout.splitlines()) < 25  # fits a screen
     assert "example: selfcon data check" in run("data", "check", "--help", cwd=tmp_path).stdout
     assert "Traceback" in run("data", "check", "digitz", "--debug", cwd=tmp_path).stderr
+
+
+def test_tar_files(folder: Path, tmp_path: Path) -> None:
+    packed = run("data", "pack", folder, "tars", "--shards", "3", "--json", cwd=tmp_path)
+    said = json.loads(packed.stdout)
+    assert (said["files"], said["images"]) == (5, {"train": 8, "test": 4})
+    checked = run("data", "check", "tars", "--json", cwd=tmp_path)
+    assert json.loads(checked.stdout)["images"] == {"train": 8, "test": 4}
+    for wrong in (["tars", "--shards", "3"], ["new", "--shards", "0"], ["new", "--shards", "9", "--overwrite"]):
+        assert run("data", "pack", folder, *wrong, cwd=tmp_path).returncode == 64
+    one = run("data", "check", "tars/train-000000.tar", cwd=tmp_path)
+    assert one.returncode == 64
+    assert "name the folder" in one.stderr

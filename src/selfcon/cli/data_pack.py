@@ -1,7 +1,7 @@
-"""Decode a data set once into one file that opens at once.
+"""Decode a data set once into one file that opens at once, or write it as WebDataset's tar files.
 
-example: selfcon data pack cifar100 cifar100.pack
-         and --data cifar100.pack from then on
+example: selfcon data pack cifar100 cifar100.pack, and --data cifar100.pack from then on
+         selfcon data pack photos photos-shards --shards 10000
 """
 
 from __future__ import annotations
@@ -15,21 +15,24 @@ from selfcon.errors import UsageError
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("data", help="a name (digits, cifar100, ...), a folder or an .npz")
-    parser.add_argument("out", type=Path, help="the file to write")
+    parser.add_argument("out", type=Path, help="the file to write; with --shards, the folder")
+    parser.add_argument("--shards", type=int, metavar="IMAGES", help="tar files of so many images each")
     add_data_arguments(parser)
     parser.add_argument(
         "--bad-images",
         default="error",
         metavar="HOW",
-        help="error: stop at the first (default); skip: leave out up to 0.1 %%",
+        help="error: stop at the first (default); skip up to 0.1 %%",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace the file if it is there")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file if it is there (not a folder)")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
 
 
 def run(options: argparse.Namespace) -> int:
     import selfcon.data
 
+    if options.shards is not None and options.overwrite:
+        raise UsageError("--overwrite replaces a file, never a folder: choose another name for the shards.")
     if options.out.suffix.lower() == ".npz":
         raise UsageError(f"{options.out} would be taken for an .npz: choose another ending, such as .pack.")
     if options.out.exists() and not options.overwrite:
@@ -42,13 +45,25 @@ def run(options: argparse.Namespace) -> int:
         download=options.download,
         bad_images=options.bad_images,
     )
-    selfcon.data.pack(source, options.out)
+    if options.shards is None:
+        files = [selfcon.data.pack(source, options.out)]
+    else:
+        files = sorted(selfcon.data.write_shards(source, options.out, options.shards).glob("*.tar"))
     images = {split: len(images) for split, images in source.splits().items()}
-    size = options.out.stat().st_size
+    size = sum(file.stat().st_size for file in files)
     if options.json:
-        print_json({"file": str(options.out), "bytes": size, "classes": len(source.classes), "images": images})
+        print_json(
+            {
+                "file": str(options.out),
+                "files": len(files),
+                "bytes": size,
+                "classes": len(source.classes),
+                "images": images,
+            }
+        )
     else:
         counts = " and ".join(f"{count:,} {split}" for split, count in images.items())
-        print(f"Packed {counts} images of {len(source.classes)} classes into {options.out} ({size / 1e6:,.1f} MB).")
+        where = options.out if options.shards is None else f"{len(files)} tar files in {options.out}"
+        print(f"Packed {counts} images of {len(source.classes)} classes into {where} ({size / 1e6:,.1f} MB).")
         print(f"Use it as: --data {options.out}")
     return 0

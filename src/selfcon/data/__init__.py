@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from selfcon.data.resident import Batch as Batch
     from selfcon.data.resident import Resident as Resident
     from selfcon.data.resident import make_resident as make_resident
+    from selfcon.data.shards import write_shards as write_shards
     from selfcon.data.source import Source as Source
     from selfcon.data.sources import list_sources as list_sources
     from selfcon.data.sources import load as load
@@ -30,6 +31,7 @@ _NAMES = {
     "Batch": "selfcon.data.resident",
     "Resident": "selfcon.data.resident",
     "make_resident": "selfcon.data.resident",
+    "write_shards": "selfcon.data.shards",
     "Source": "selfcon.data.source",
     "list_sources": "selfcon.data.sources",
     "load": "selfcon.data.sources",

@@ -6,9 +6,12 @@ is made. N samples, B in a batch, V views, S output side.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,6 +19,7 @@ from torch import Tensor
 from torchvision.transforms import functional as tvf
 
 from selfcon.data.images import Pixels
+from selfcon.data.parts import WHOLE, Part, all_agree, exchange, sum_of_all
 from selfcon.data.policies import Policy
 from selfcon.data.random import permute
 from selfcon.data.scan import in_threads
@@ -36,13 +40,19 @@ class Batch:
 
 @dataclass(frozen=True)
 class Resident:
-    """All images of a split on one device, and the statistics that normalise them."""
+    """All images of a split on one device, and the statistics that normalise them.
+
+    Where they do not fit, they are spread over several processes: `pixels` are then those of the samples rank,
+    rank + size, ..., and batches must be asked for by all processes alike.
+    """
 
     pixels: Tensor  # [N, 3, H, W] uint8; in main memory where the device of the rest has no room for them
     labels: Tensor  # [N] int64
     mean: Tensor  # [3], of pixels in [0, 1]
     std: Tensor
     may_flip: bool = True
+    spread: Part | None = None
+    sha256: str | None = None  # of all images, where no process alone could tell
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -62,29 +72,68 @@ class Resident:
         views: int = 1,
         size: int | None = None,
         first: int = 0,
-        share: Callable[[Tensor], Tensor] | None = None,
+        part: Part = WHOLE,
     ) -> Iterator[Batch]:
         """The batches of one epoch in its own order, from number `first` on; the last one may be smaller.
 
-        With `share`, only those of a batch's samples that it picks are made.
+        Of each batch, the samples that are this process's part of it.
         """
-        order = permute(len(self), seed=seed, epoch=epoch, device=self.device)
+        order = permute(len(self), seed=seed, epoch=epoch, device=self._order_device)
         for samples in _split(order, batch_size)[first:]:
-            wanted = samples if share is None else share(samples)
-            yield self.batch(wanted, policy, seed=seed, epoch=epoch, views=views, size=size)
+            yield self._batch(part.split(samples), part, policy, seed=seed, epoch=epoch, views=views, size=size)
 
-    def plain_batches(
-        self, *, batch_size: int, size: int | None = None, share: Callable[[Tensor], Tensor] | None = None
-    ) -> Iterator[Batch]:
-        """All samples, or those that `share` picks, in their stored order, normalised only."""
-        every = torch.arange(len(self), device=self.device)
-        for samples in _split(every if share is None else share(every), batch_size):
-            yield self.batch(samples, Policy(), seed=0, epoch=0, size=size)
+    def plain_batches(self, *, batch_size: int, size: int | None = None, part: Part = WHOLE) -> Iterator[Batch]:
+        """This process's part of all samples, in their stored order, normalised only."""
+        shares = [_split(share, batch_size) for share in part.split(torch.arange(len(self), device=self._order_device))]
+        rounds = max(map(len, shares)) if self.spread else len(shares[part.rank])
+        for number in range(rounds):
+            wanted = [share[number] if number < len(share) else share[0][:0] for share in shares]
+            batch = self._batch(wanted, part, Policy(), seed=0, epoch=0, size=size)
+            if len(batch.samples):
+                yield batch
 
     def batch(
         self, samples: Tensor, policy: Policy, *, seed: int, epoch: int, views: int = 1, size: int | None = None
     ) -> Batch:
-        """The batch of these samples [B], each view with a draw of its own."""
+        """The batch of any samples [B] of images that are not spread."""
+        return self._batch([samples], WHOLE, policy, seed=seed, epoch=epoch, views=views, size=size)
+
+    def take(self, samples: Tensor) -> Resident:
+        """Those samples [B] alone, never spread."""
+        if self.spread:
+            stored = exchange(self.pixels, [samples.cpu()] * self.spread.size, self.spread, self.device)
+        else:
+            stored = self.pixels[samples.to(self.pixels.device)]
+        return replace(self, pixels=stored, labels=self.labels[samples], spread=None, sha256=None)
+
+    @property
+    def _order_device(self) -> torch.device:
+        """Where it must be known which samples a batch holds."""
+        return torch.device("cpu") if self.spread else self.device
+
+    def _fetch(self, wanted: Sequence[Tensor], part: Part) -> tuple[Tensor, Tensor]:
+        """Images on the device of batches, and which of them are the samples that this process wants."""
+        samples = wanted[part.rank].to(self.device)
+        if self.spread:
+            stored = exchange(self.pixels, wanted, part, self.device)
+        elif self.pixels.device != self.device:
+            stored = self.pixels[samples.to(self.pixels.device)].pin_memory().to(self.device, non_blocking=True)
+        else:
+            return self.pixels, samples
+        return stored, torch.arange(len(samples), device=self.device)
+
+    def _batch(
+        self,
+        wanted: Sequence[Tensor],
+        part: Part,
+        policy: Policy,
+        *,
+        seed: int,
+        epoch: int,
+        views: int = 1,
+        size: int | None = None,
+    ) -> Batch:
+        """The batch of the samples [B] that this process wants, each view with a draw of its own."""
         policy = policy if self.may_flip else replace(policy, flip_probability=0.0)
         look = Look(
             policy=policy,
@@ -95,10 +144,10 @@ class Resident:
             epoch=epoch,
             views=views,
         )
-        stored, rows = self.pixels, samples
-        if stored.device != self.device:
-            stored = stored[samples.to(stored.device)].pin_memory().to(self.device, non_blocking=True)
-            rows = torch.arange(len(samples), device=self.device)
+        samples = wanted[part.rank].to(self.device)
+        stored, rows = self._fetch(wanted, part)
+        if not len(samples):
+            return Batch(self.mean.new_empty(0, 3, look.size, look.size), self.labels[samples], samples)
         return Batch(make_views(stored, rows, samples, look), self.labels[samples], samples)
 
 
@@ -108,13 +157,20 @@ def make_resident(
     size: int | None = None,
     device: torch.device | str = "cpu",
     like: Resident | None = None,
+    part: Part = WHOLE,
 ) -> Resident:
     """Decode a split onto a device; images of other sizes get their shorter side resized to `size`, the rest cut off.
 
     Statistics are those of the images themselves, or of the split that this one is to be `like`: a test set follows
-    its training set.
+    its training set. Where all images do not fit each of several processes, they are spread over them.
     """
+    device = torch.device(device)
+    labels = torch.from_numpy(images.labels).to(device)
     height, width = images.shape or (0, -1)
+    side = size or height
+    spread = part.size > 1 and not all_agree(has_room(device, 3 * side * side * len(images)), device)
+    if spread:
+        images = images.take(np.arange(part.rank, len(images), part.size))
     if isinstance(images, ArrayImages) and height == width and size in (None, height):
         array: Pixels = images.as_array()
     elif size is None:
@@ -124,38 +180,62 @@ def make_resident(
         fitted = in_threads(lambda index: _fit(images[index], size), range(len(images)))
         for index, pixels in enumerate(track(fitted, "Decoding", len(images))):
             array[index] = pixels
-    device = torch.device(device)
     place = device if has_room(device, array.nbytes) else torch.device("cpu")
     stored = torch.empty((len(array), 3, *array.shape[1:3]), dtype=torch.uint8, device=place)
     for first in range(0, len(array), 4096):  # in parts, so that no second copy is needed
         stored[first : first + 4096] = torch.from_numpy(array[first : first + 4096]).to(place).permute(0, 3, 1, 2)
-    labels = torch.from_numpy(images.labels).to(device)
-    mean, std = (like.mean, like.std) if like is not None else measure(stored)
-    return Resident(stored, labels, mean.to(device), std.to(device), images.may_flip)
+    if like is not None:
+        mean, std = like.mean, like.std
+    else:
+        counts = _count(stored)
+        mean, std = _measure(sum_of_all(counts, device) if spread else counts)
+    data = Resident(stored, labels, mean.to(device), std.to(device), images.may_flip, part if spread else None)
+    return replace(data, sha256=fingerprint(data)) if spread else data
 
 
 def has_room(device: torch.device, wanted: int) -> bool:
     """Whether so many bytes can stay on a device and leave it at least as much for training."""
-    return device.type != "cuda" or 2 * wanted <= torch.cuda.mem_get_info(device)[0]
+    if device.type == "cuda":
+        return 2 * wanted <= torch.cuda.mem_get_info(device)[0]
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return processes == 1 or 2 * wanted * processes <= free_memory()
+
+
+def free_memory() -> int:
+    """Bytes of main memory that can still be taken."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def fingerprint(data: Resident) -> str:
-    """SHA-256 of all stored pixels and labels, in order."""
-    digest = hashlib.sha256(str(tuple(data.pixels.shape)).encode())
+    """SHA-256 of all stored pixels and labels, in order; of images that are spread, once all processes asked for it."""
+    if data.sha256 is not None:
+        return data.sha256
+    digest = hashlib.sha256(str((len(data), *data.pixels.shape[1:])).encode())
     digest.update(data.labels.cpu().numpy().tobytes())
-    for part in data.pixels.split(4096):
-        digest.update(part.cpu().numpy().tobytes())
+    for first in range(0, len(data), 4096):
+        samples = torch.arange(first, min(first + 4096, len(data)), device=data.device)
+        pixels = data.take(samples).pixels if data.spread else data.pixels[first : first + 4096]
+        digest.update(pixels.cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
-def measure(pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each channel of [N, 3, H, W] in [0, 1], exactly, from counts of the 256 values."""
+def _count(pixels: Tensor) -> Tensor:
+    """How often each channel of [N, 3, H, W] has each value: [3, 256]."""
+    counts = torch.zeros(3, 256, dtype=torch.float64)
+    for part in pixels.split(4096):  # counting needs 8 bytes a pixel for a while
+        for channel, values in enumerate(part.unbind(1)):
+            counts[channel] += torch.bincount(values.flatten().long(), minlength=256).cpu()
+    return counts
+
+
+def _measure(counts_CV: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel in [0, 1], exactly."""
     values = torch.arange(256, dtype=torch.float64) / 255
     means, deviations = [], []
-    for channel in pixels.unbind(1):
-        counts = torch.zeros(256, dtype=torch.float64)
-        for part in channel.split(4096):  # counting needs 8 bytes a pixel for a while
-            counts += torch.bincount(part.flatten().long(), minlength=256).cpu()
+    for counts in counts_CV:
         mean = (counts * values).sum() / counts.sum()
         means.append(mean)
         deviations.append(((counts * (values - mean) ** 2).sum() / counts.sum()).sqrt())

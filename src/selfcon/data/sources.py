@@ -16,6 +16,7 @@ import torch
 from selfcon.data.folders import load_folder, load_imagenet, load_tiny_imagenet
 from selfcon.data.named import NAMED, grey_to_rgb, load_named
 from selfcon.data.packed import is_packed, load_packed
+from selfcon.data.shards import is_sharded, load_shards
 from selfcon.data.source import ArrayImages, Source, check_source
 from selfcon.data.splits import hold_out
 from selfcon.data.unreadable import drop_unreadable
@@ -40,7 +41,7 @@ def load(
     bad_images: BadImages = "error",
     problems: list[str] | None = None,
 ) -> Source:
-    """The data set that `data` names: one of `list_sources()` below `root`, or a folder, an .npz or a packed file.
+    """The data set that `data` names: one of `list_sources()` below `root`, a folder, an .npz or a packed file.
 
     `seed` decides how a single folder is split into training and test images. With `bad_images="skip"` every file is
     read once and the unreadable ones are left out, with a warning that lists them; more than one in a thousand are
@@ -73,6 +74,8 @@ def _find(
         return load_imagenet(root, name=name, class_list=chosen, problems=problems)
     if name in NAMED:
         return load_named(name, root, download=download)
+    if path.is_dir() and is_sharded(path):
+        return load_shards(path)
     if path.is_dir():
         return load_folder(path, seed=seed, problems=problems)
     return _load_file(path)
@@ -83,6 +86,8 @@ def _load_file(path: Path) -> Source:
         return load_packed(path)
     if path.is_file() and path.suffix.lower() == ".npz":
         return _load_npz(path)
+    if path.is_file() and path.suffix.lower() == ".tar":
+        raise UsageError(f"{path} is a tar file: name the folder that it and its like are in.")
     if path.is_file():
         raise DataError(f"{path} is neither an .npz nor a file that `selfcon data pack` wrote.")
     if path.suffix or len(path.parts) > 1:

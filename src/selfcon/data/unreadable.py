@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from selfcon.data.images import decode
+from selfcon.data.packed import PackedImages
 from selfcon.data.scan import in_threads
-from selfcon.data.source import FileImages, Images, Source, check_source, name_some
+from selfcon.data.source import ArrayImages, Images, Source, check_source, name_some
 from selfcon.errors import BadImageError, DataError, SelfconWarning
 from selfcon.progress import track
 
@@ -43,12 +43,12 @@ def drop_unreadable(source: Source) -> Source:
 
 
 def _find_unreadable(images: Images, split: str) -> list[int]:
-    if not isinstance(images, FileImages):
+    if isinstance(images, ArrayImages | PackedImages):
         return []
 
     def is_bad(index: int) -> bool:
         try:
-            decode(images.paths[index])
+            images[index]
         except BadImageError:
             return True
         return False

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from selfcon.data.parts import current_part
 from selfcon.data.resident import Resident
-from selfcon.losses.gather import join_rows, share_rows
+from selfcon.losses.gather import join_rows
 from selfcon.networks.multi_exit import MultiExitNetwork
 
 ENSEMBLE = "ensemble"
@@ -70,7 +71,7 @@ def _collect(
     """A part of the network's output for all samples; several processes share the work, and each gets all of it."""
     parts: dict[str, list[Tensor]] = {name: [] for name in net.names}
     with evaluating(net):
-        for batch in data.plain_batches(batch_size=batch_size, size=size, share=share_rows):
+        for batch in data.plain_batches(batch_size=batch_size, size=size, part=current_part()):
             for name, values in getattr(net(batch.images.to(net.dtype)), what).items():
                 parts[name].append(values.float())
     return {name: join_rows(torch.cat(values)).cpu() for name, values in parts.items()}

@@ -40,12 +40,6 @@ def weigh_share(rows: int, process_group: dist.ProcessGroup | None, device: torc
     return rows * world / total
 
 
-def share_rows(rows: Tensor) -> Tensor:
-    """This process's part of rows that all have."""
-    world = world_size(None)
-    return rows if world == 1 else rows.tensor_split(world)[dist.get_rank()]
-
-
 def join_rows(rows: Tensor) -> Tensor:
     """The parts of all processes together again; without gradient."""
     if world_size(None) == 1:

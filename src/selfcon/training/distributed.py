@@ -6,7 +6,6 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -15,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
+from selfcon.data.parts import Part
 from selfcon.errors import SelfconError
 
 Result = TypeVar("Result")
@@ -23,21 +23,13 @@ _MEETINGS = itertools.count()
 _PATIENCE = timedelta(minutes=10)  # a collective that takes longer has lost a partner
 
 
-@dataclass(frozen=True)
-class World:
+class World(Part):
     """The processes of a run; alone unless torchrun started several."""
-
-    rank: int = 0
-    size: int = 1
 
     @property
     def is_main(self) -> bool:
         """Whether this process writes and speaks."""
         return self.rank == 0
-
-    def share(self, rows: Tensor) -> Tensor:
-        """The rows of a global batch that are this process's; shares differ by at most one."""
-        return rows.tensor_split(self.size)[self.rank]
 
     def tell(self, find: Callable[[], Result]) -> Result:
         """What the main process finds; where it raises, all do."""

@@ -69,6 +69,8 @@ class Pretraining(Stage):
         self._train, self._held_out = train, held_out
         self._method, self._settings, self._policy, self._size = method, settings, policy, size
         self._keep_encoder = keep_encoder
+        if settings.watch.knn_every:
+            self._watched = self._choose_watched()
         self.recordable = settings.micro_batch is None
         if not self.recordable and uses_batch_norm(net):
             warnings.warn(
@@ -88,7 +90,7 @@ class Pretraining(Stage):
             views=self._method.views,
             size=self._size,
             first=first,
-            share=self.world.share,
+            part=self.world,
         )
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
@@ -121,32 +123,27 @@ class Pretraining(Stage):
         if epoch + 1 in self._settings.keep_epochs:
             self._keep_encoder(epoch + 1, module)
 
-    def _knn(self, module: nn.Module) -> float:
-        """On samples that the seed chooses, the same ones each time; never on test images."""
+    def _choose_watched(self) -> tuple[Resident, Resident]:
+        """Images to know and images to ask about, which the seed chooses; never test images."""
         count = self._settings.watch.knn_samples
         if self._held_out is not None:
-            places = (self._train, self._some(self._train, count)), (self._held_out, self._some(self._held_out, count))
-        else:
-            known, asked = self._some(self._train, 2 * count).chunk(2)
-            places = (self._train, known), (self._train, asked)
+            return self._some(self._train, count)[0], self._some(self._held_out, count)[0]
+        known, asked = self._some(self._train, count, count)
+        return known, asked
+
+    def _some(self, data: Resident, *counts: int) -> list[Resident]:
+        order = permute(len(data), seed=self.seed, epoch=0, stream=Stream.SPLIT, device=data.device)
+        return [data.take(part) for part in order[: sum(counts)].chunk(len(counts))]
+
+    def _knn(self, module: nn.Module) -> float:
         autocast = torch.autocast(self._train.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
-        with evaluating(module), autocast:
-            features = [
-                torch.cat(
-                    [
-                        module(part.images.to(self.net.dtype), upto="backbone").features["backbone"]
-                        for part in self._plain(data, samples)
-                    ]
-                )
-                for data, samples in places
-            ]
-        labels = [data.labels[samples] for data, samples in places]
-        features = [each.float() for each in features]
-        return knn.accuracy(features[1], labels[1], features[0], labels[0])
-
-    def _some(self, data: Resident, count: int) -> Tensor:
-        return permute(len(data), seed=self.seed, epoch=0, stream=Stream.SPLIT, device=data.labels.device)[:count]
-
-    def _plain(self, data: Resident, samples: Tensor) -> Iterator[Batch]:
-        for part in samples.split(min(self.batch_size, 256)):
-            yield data.batch(part, Policy(), seed=0, epoch=0, size=self._size)
+        features = []
+        for data in self._watched:
+            with evaluating(module), autocast:
+                parts = [
+                    module(batch.images.to(self.net.dtype), upto="backbone").features["backbone"].float()
+                    for batch in data.plain_batches(batch_size=min(self.batch_size, 256), size=self._size)
+                ]
+            features.append(torch.cat(parts))
+        known, asked = self._watched
+        return knn.accuracy(features[1], asked.labels, features[0], known.labels)

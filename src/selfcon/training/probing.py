@@ -58,7 +58,7 @@ class Probing(Stage):
             epoch=epoch,
             size=self._size,
             first=first,
-            share=self.world.share,
+            part=self.world,
         )
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:

@@ -159,7 +159,7 @@ def _run(run: RunFolder, settings: Settings, running: Running, world: World, sto
     device = running.device
     write_log = open_logs(running.log if world.is_main else (), run.path, settings.model_dump(mode="json"))
     task = prepare(settings, device, world)
-    if device.type == "cuda":
+    if device.type == "cuda" or task.train.spread:
         say(task.describe_place())
     task.check_last_batch()
     task.check_shares()

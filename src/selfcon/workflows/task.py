@@ -122,8 +122,12 @@ class Task:
     def describe_place(self) -> str:
         """Where the images are during training, and how large."""
         size = self.train.pixels.numel() / 1e6
-        place = "on the GPU" if self.train.pixels.is_cuda else "in main memory, since the GPU has no room for them"
-        return f"{len(self.train):,} training images, {size:,.0f} MB, stay {place}"
+        place = "on the GPU" if self.train.pixels.is_cuda else "in main memory"
+        if self.train.pixels.device != self.train.device:
+            place += ", since the GPU has no room for them"
+        if self.train.spread:
+            place += f", spread over {self.world.size} processes"
+        return f"{len(self.train):,} training images, {size:,.0f} MB here, stay {place}"
 
     def fingerprints(self) -> dict[str, str]:
         """What tells these data from others, by split."""
@@ -238,7 +242,7 @@ def prepare(settings: Settings, device: torch.device, world: World = ALONE) -> T
     method = check_settings(settings)
     source = read_source(settings)
     size = settings.image_size or _natural_size(source)
-    train = make_resident(source.train, size=size, device=device)
+    train = make_resident(source.train, size=size, device=device, part=world)
     if settings.batch_size > len(train):
         warnings.warn(
             f"The batch of {settings.batch_size} holds all {len(train)} training images: each epoch is one step.",
