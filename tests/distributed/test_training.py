@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -18,7 +19,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 
+from selfcon.config import make_settings
+from selfcon.losses.gather import join_rows
 from selfcon.networks.sync_norm import synchronise
+from selfcon.training.distributed import World
+from selfcon.training.trainer import Trainer
+from selfcon.workflows.pipeline import make_pretraining
+from selfcon.workflows.task import prepare
 from tests.workflows.conftest import write_stripes
 
 COMMAND = ["fit", "--data", "stripes.npz", "--width", "0.125", "--epochs", "2", "--batch-size", "24", "--device", "cpu"]
@@ -75,6 +82,34 @@ def test_two_processes_are_one(place: Path) -> None:
     counts = [round(result["accuracy"]["ensemble"]["top1"] * 37 / 100, 6) for result in (one, two)]
     assert counts[1] == round(counts[1])  # of 37 images, none twice
     assert (place / "run2" / "report.html").exists()
+
+
+def take_steps(rank: int, size: int, folder: str) -> None:
+    if size > 1:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
+    torch.set_num_threads(1)
+    given = {"data": "digits", "width": 0.125, "batch_size": 64, "lr": 0.05, "sync_bn": True, "optim.name": "sgd"}
+    world = World(rank, size)
+    stage = make_pretraining(prepare(make_settings(given), torch.device("cpu"), world), lambda *_: None)
+    trainer = Trainer(stage, torch.device("cpu"))
+    seen, sums = [], [0.0]
+    for step, batch in enumerate(itertools.islice(stage.batches(0, 0), 20)):
+        trainer.update(batch.images, batch.labels, step)
+        sums.append(float(world.mean(trainer.loss_sum)))
+        seen.append(join_rows(batch.samples))
+    if rank == 0:
+        torch.save((torch.tensor(sums).diff(), torch.stack(seen)), f"{folder}/{size}.pt")
+    if size > 1:
+        dist.destroy_process_group()
+
+
+def test_the_first_twenty_steps_on_the_digits(tmp_path: Path) -> None:
+    take_steps(0, 1, str(tmp_path))
+    spawn(take_steps, (2, str(tmp_path)), nprocs=2)
+    (one, samples), (two, same) = (torch.load(tmp_path / f"{size}.pt") for size in (1, 2))
+    assert len(one) == 20
+    assert torch.equal(samples, same)
+    torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-5)
 
 
 def test_in_float64_they_differ_by_nothing_that_matters(place: Path) -> None:
