@@ -126,6 +126,7 @@ class Settings(Section):
     norm: Literal["batch", "group"] = "batch"
     projection_dim: Count = 128
     model_options: dict[str, Any] = {}
+    weights: str | None = None
 
     method: str = "selfcon"
     epochs: Count = 100
@@ -221,12 +222,33 @@ NAMES = tuple(_names(Settings))
 """Every setting by its dotted name."""
 
 
+_LARGEST_FILE = 1 << 20
+_DEEPEST = 16
+
+
+def _check_shape(path: Path, text: str) -> None:
+    """Refuse what would grow beyond its text, or nest without end, before anything is built of it."""
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise UsageError(f"{path} uses aliases, which settings do not take.")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise UsageError(f"{path} nests deeper than settings do.")
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file of settings. Tags that would build Python objects are refused."""
+    """A YAML file of settings. Tags that would build Python objects are refused, and aliases, which can grow."""
     if not path.is_file():
         raise InputMissingError(f"There is no file {path}.")
+    if path.stat().st_size > _LARGEST_FILE:
+        raise UsageError(f"{path} is larger than settings can be.")
     try:
-        tree = yaml.safe_load(path.read_text())
+        text = path.read_text()
+        _check_shape(path, text)
+        tree = yaml.safe_load(text)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{path} is not plain YAML: {type(error).__name__}.") from error
     except yaml.YAMLError as error:
         where = f", line {error.problem_mark.line + 1}" if getattr(error, "problem_mark", None) else ""  # type: ignore[attr-defined]
         raise UsageError(f"{path}{where} is not plain YAML: {getattr(error, 'problem', error)}.") from error

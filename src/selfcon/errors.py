@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 
@@ -65,6 +65,10 @@ class NonFiniteError(SelfconError, ArithmeticError):
     exit_code = 76
 
 
+class HungError(SelfconError):
+    """Something was waited for too long; a thread that cannot be ended may still be waiting for it."""
+
+
 class SelfconWarning(UserWarning):
     """Something that is allowed and probably not wanted."""
 
@@ -85,3 +89,9 @@ def unknown_name(kind: str, name: object, valid: Iterable[str]) -> UsageError:
     else:
         hint = f"there are {len(names)}, none of them similar."
     return UsageError(f"Unknown {kind} {name!r}; {hint}")
+
+
+def name_some(names: Sequence[str], most: int = 5) -> str:
+    """A few of the names, and how many more there are."""
+    shown = ", ".join(repr(name) for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -224,9 +224,9 @@ def test_files_that_are_no_data_sets(tmp_path: Path) -> None:
     (tmp_path / "x.npz").write_text("nothing")
     with pytest.raises(DataError, match=r"cannot be read as an \.npz"):
         selfcon.data.load(tmp_path / "x.npz")
-    (tmp_path / "x.tar").write_text("nothing")
+    (tmp_path / "x.bin").write_text("nothing")
     with pytest.raises(DataError, match=r"neither an \.npz nor a file that"):
-        selfcon.data.load(tmp_path / "x.tar")
+        selfcon.data.load(tmp_path / "x.bin")
     with pytest.raises(InputMissingError, match="There is no file or folder"):
         selfcon.data.load(tmp_path / "nothing")
     with pytest.raises(UsageError, match="did you mean 'cifar10'"):

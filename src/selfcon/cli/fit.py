@@ -41,6 +41,8 @@ def run_training(options: argparse.Namespace, unknown: list[str], verb: str) -> 
         compile=options.compile,
         overwrite=options.overwrite,
         log=[name for name in options.log.split(",") if name],
+        deterministic=options.deterministic,
+        trust=options.trust,
         **given,
     )
     show_result(result, out, as_json=options.json)

@@ -6,6 +6,7 @@ Those that take settings are given the words that are no flags, too.
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from importlib import import_module
@@ -14,7 +15,7 @@ from typing import TextIO
 import selfcon
 from selfcon.cli.parsing import Parser
 from selfcon.cli.settings import show_all_settings
-from selfcon.errors import SelfconError, SelfconWarning, UsageError, printable, unknown_name
+from selfcon.errors import HungError, SelfconError, SelfconWarning, UsageError, printable, unknown_name
 from selfcon.progress import speaks
 
 _OUT_OF_MEMORY, _INTERRUPTED = 78, 130
@@ -47,6 +48,9 @@ def main(arguments: list[str] | None = None) -> None:
             if debug:
                 raise
             _say(str(error))
+            if isinstance(error, HungError):
+                sys.stdout.flush()
+                os._exit(error.exit_code)  # leaving as usual would wait for the thread that hangs
             sys.exit(error.exit_code)
         except KeyboardInterrupt:
             _say("Interrupted.")

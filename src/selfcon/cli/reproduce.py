@@ -174,7 +174,9 @@ def _run(options: argparse.Namespace) -> int:
     from selfcon.workflows.task import Running
 
     jobs = _jobs(options)
-    failed = run_jobs(jobs, options.out / options.scale, Running.choose(options.device, options.compile, ()))
+    failed = run_jobs(
+        jobs, options.out / options.scale, Running.choose(device=options.device, compile=options.compile, log=())
+    )
     if not options.json:
         print(f"{len(jobs) - len(failed)} of {len(jobs)} runs are done; next: selfcon reproduce compare")
     else:

@@ -41,6 +41,8 @@ def add_settings(parser: Parser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="start anew in that folder")
     add_running(parser)
     add_compile(parser)
+    parser.add_argument("--deterministic", action="store_true", help="the same bits each time on this machine")
+    parser.add_argument("--trust", action="store_true", help="let --weights be a pickle (.pth); its code is not run")
     parser.add_argument("--help-all", action="store_true", help="show every setting")
 
 

@@ -15,9 +15,9 @@ from selfcon.data.folders import count_others
 from selfcon.data.images import decode
 from selfcon.data.packed import hash_content, is_packed
 from selfcon.data.scan import in_threads
-from selfcon.data.source import FileImages, Images, Source, name_some
+from selfcon.data.source import FileImages, Images, Source
 from selfcon.data.sources import load
-from selfcon.errors import BadImageError
+from selfcon.errors import BadImageError, name_some
 from selfcon.progress import track
 
 
@@ -115,7 +115,7 @@ def _scan(images: Images, split: str) -> list[Sample]:
         digest = hashlib.blake2b(np.ascontiguousarray(pixels).data, digest_size=16, key=f"{width}x{height}".encode())
         return Sample(where, label, (width, height), digest.digest(), ignored)
 
-    return list(track(in_threads(look, range(len(images))), f"Reading {split}", len(images)))
+    return list(track(in_threads(look, range(len(images)), describe=images.describe), f"Reading {split}", len(images)))
 
 
 def _counts(images: Images, source: Source) -> dict[str, int]:

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from selfcon.data.images import SUFFIXES
-from selfcon.data.source import FileImages, Source, check_source, complain, name_some
+from selfcon.data.source import FileImages, Source, check_source, complain
 from selfcon.data.splits import hold_out
-from selfcon.errors import DataError, InputMissingError, SelfconWarning, UsageError
+from selfcon.errors import DataError, InputMissingError, SelfconWarning, UsageError, name_some
 
 _SINGLE_FOLDER_TEST_FRACTION = 0.2
 _SPLIT_NAMES = frozenset(("train", "training", "test", "testing", "val", "valid", "validation"))

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from selfcon.data.archives import guarded_torchvision
 from selfcon.data.source import ArrayImages, FileImages, Images, Source, check_source
-from selfcon.errors import DataError, InputMissingError
+from selfcon.errors import DataError, InputMissingError, SelfconError, UnsafeError
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,18 @@ def load_named(name: str, root: Path, *, download: bool) -> Source:
     entry = NAMED[name]
     create = getattr(datasets, entry.torchvision)
     try:
-        train = create(root, download=download, **entry.train)
-        test = create(root, download=download, **entry.test)
+        with guarded_torchvision():
+            train = create(root, download=download, **entry.train)
+            test = create(root, download=download, **entry.test)
+    except SelfconError:
+        raise
     except (AssertionError, ValueError, EOFError) as error:
         raise DataError(f"{name} in {root} cannot be read ({_first_line(error)}).") from error
     except (RuntimeError, OSError) as error:
+        if download and "corrupted" in str(error):
+            raise UnsafeError(
+                f"What was downloaded of {name} to {root} has not the hash that it should have."
+            ) from error
         if download:
             raise InputMissingError(f"{name} could not be downloaded ({_first_line(error)}).") from error
         raise InputMissingError(

@@ -6,12 +6,10 @@ is made. N samples, B in a batch, V views, S output side.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,6 +24,7 @@ from selfcon.data.scan import in_threads
 from selfcon.data.source import ArrayImages, Images
 from selfcon.data.views import Look, make_views
 from selfcon.errors import UsageError
+from selfcon.memory import free_memory
 from selfcon.progress import track
 
 
@@ -177,7 +176,7 @@ def make_resident(
         raise UsageError("These images are not all squares of one size: say which size to bring them to.")
     else:
         array = np.empty((len(images), size, size, 3), np.uint8)
-        fitted = in_threads(lambda index: _fit(images[index], size), range(len(images)))
+        fitted = in_threads(lambda index: _fit(images[index], size), range(len(images)), describe=images.describe)
         for index, pixels in enumerate(track(fitted, "Decoding", len(images))):
             array[index] = pixels
     place = device if has_room(device, array.nbytes) else torch.device("cpu")
@@ -199,14 +198,6 @@ def has_room(device: torch.device, wanted: int) -> bool:
         return 2 * wanted <= torch.cuda.mem_get_info(device)[0]
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return processes == 1 or 2 * wanted * processes <= free_memory()
-
-
-def free_memory() -> int:
-    """Bytes of main memory that can still be taken."""
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def fingerprint(data: Resident) -> str:

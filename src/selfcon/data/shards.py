@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image
 
 from selfcon.data.images import SUFFIXES, Pixels, decode
-from selfcon.data.scan import in_threads
+from selfcon.data.scan import PATIENCE, in_threads
 from selfcon.data.source import FileImages, Images, Source, check_source
 from selfcon.data.splits import Labels
 from selfcon.errors import DataError, InputMissingError, SelfconError, StorageError, UsageError
@@ -135,7 +135,7 @@ def _index(paths: Sequence[Path], *, ours: bool) -> ShardedImages:
     """Where every sample is, from the headers alone. Those that `write_shards` wrote are put in their first order."""
     shards = [Shard(path) for path in paths]
     samples: list[tuple[str, int, int, int, int]] = []
-    listed = in_threads(_list_samples, shards)
+    listed = in_threads(_list_samples, shards, describe=lambda shard: str(shard.path), patience=20 * PATIENCE)
     for number, found in enumerate(track(listed, "Listing shards", len(shards))):
         samples += [(key, number, start, size, label) for key, start, size, label in found]
     if not samples:
@@ -227,7 +227,9 @@ def write_shards(source: Source, folder: str | Path, images_each: int) -> Path:
 
 
 def _write_split(folder: Path, split: str, images: Images, order: Labels, images_each: int) -> None:
-    contents = in_threads(lambda index: _contents(images, int(index)), order)
+    contents = in_threads(
+        lambda index: _contents(images, int(index)), order, describe=lambda index: images.describe(int(index))
+    )
     places = iter(zip(order, track(contents, f"Packing {split}", len(order)), strict=True))
     for number in range(-(-len(order) // images_each)):
         with tarfile.open(folder / f"{split}-{number:06d}.tar", "w", format=tarfile.USTAR_FORMAT) as tar:

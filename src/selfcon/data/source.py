@@ -12,7 +12,7 @@ import numpy as np
 
 from selfcon.data.images import Pixels, read_image
 from selfcon.data.splits import Labels, hold_out
-from selfcon.errors import DataError, UsageError
+from selfcon.errors import DataError, UsageError, name_some
 
 
 class Images(ABC):
@@ -149,9 +149,3 @@ def check_source(source: Source, problems: list[str] | None = None) -> Source:
     if empty := [source.classes[label] for label in np.flatnonzero(present == 0)]:
         complain(f"{source.name} has no training images of {name_some(empty)}.", problems)
     return source
-
-
-def name_some(names: Sequence[str], most: int = 5) -> str:
-    """A few of the names, and how many more there are."""
-    shown = ", ".join(repr(name) for name in names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

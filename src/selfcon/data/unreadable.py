@@ -10,8 +10,8 @@ import numpy as np
 
 from selfcon.data.packed import PackedImages
 from selfcon.data.scan import in_threads
-from selfcon.data.source import ArrayImages, Images, Source, check_source, name_some
-from selfcon.errors import BadImageError, DataError, SelfconWarning
+from selfcon.data.source import ArrayImages, Images, Source, check_source
+from selfcon.errors import BadImageError, DataError, SelfconWarning, name_some
 from selfcon.progress import track
 
 MOST = 0.001
@@ -53,5 +53,5 @@ def _find_unreadable(images: Images, split: str) -> list[int]:
             return True
         return False
 
-    found = track(in_threads(is_bad, range(len(images))), f"Reading {split}", len(images))
+    found = track(in_threads(is_bad, range(len(images)), describe=images.describe), f"Reading {split}", len(images))
     return [index for index, bad in enumerate(found) if bad]

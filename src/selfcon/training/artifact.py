@@ -6,18 +6,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
-from torch import nn
+from torch import Tensor, nn
 
-from selfcon.errors import DataError, InputMissingError, UsageError
+from selfcon.errors import DataError, InputMissingError, SelfconError, UnsafeError, UsageError
 from selfcon.networks.exits import Exit
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.registry import create_model
 from selfcon.training.folder import RunFolder
 
 _FORMAT = 1
+_READ_FILES = {"checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}  # of timm
+_MOST, _MOST_LAYERS = 100_000, 500
 
 
 def parse_exits(text: str) -> list[Exit]:
@@ -53,17 +56,57 @@ def save_encoder(run: RunFolder, epoch: int, module: nn.Module) -> None:
 
 
 def load_model(path: str | Path) -> tuple[MultiExitNetwork, dict[str, Any]]:
-    """The network of a run folder in evaluation mode, and its facts. Nothing in the folder is executed."""
+    """The network of a run folder in evaluation mode, and its facts.
+
+    The folder may be somebody else's: nothing in it is executed, no file outside it is read, and no memory is taken for
+    a network before the weights are seen to fit it.
+    """
     path = Path(path)
     if not (path / "model.json").is_file() or not (path / "model.safetensors").is_file():
         raise InputMissingError(f"{path} holds no trained model: model.json and model.safetensors are not there.")
     try:
         facts = json.loads((path / "model.json").read_text())
-        network = dict(facts["network"])
-        exits = parse_exits(network.pop("exits"))
-        options = network.pop("options")
-        net = create_model(network.pop("name"), exits=exits, **network, **options)
-        net.load_state_dict(load_tensors((path / "model.safetensors").read_bytes()))
-    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
-        raise DataError(f"{path} holds a model that cannot be read ({error}).") from error
+        network = _check_network(path, facts["network"])
+        tensors = load_tensors((path / "model.safetensors").read_bytes())
+        _check_fit(network, tensors)
+        net = _build(network)
+        net.load_state_dict(tensors)
+    except SelfconError as error:
+        if isinstance(error, UnsafeError):
+            raise
+        raise DataError(f"{path} holds a model that cannot be read ({str(error).rstrip('.')}).") from error
+    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError, RecursionError, SafetensorError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{path} holds a model that cannot be read ({reason}).") from error
     return net.eval(), facts
+
+
+def _check_network(path: Path, given: Any) -> dict[str, Any]:
+    """The arguments that build the network, once none of them leads to a file or to a size without bounds."""
+    network: dict[str, Any] = {**given, "options": dict(given["options"])}
+    network["options"].pop("pretrained", None)  # the weights are here
+    if leading := sorted(network["options"].keys() & _READ_FILES):
+        raise UnsafeError(f"{path} holds a model whose {leading[0]} would be read from elsewhere.")
+    for name, value in {**network, **network["options"]}.items():
+        most = _MOST_LAYERS if name in ("layers", "depths", "depth") else _MOST
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, int | float) and not abs(number) <= most:
+                raise UnsafeError(f"{path} holds a model whose {name} is {number}.")
+    return network
+
+
+def _check_fit(network: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    try:
+        with torch.device("meta"):
+            wanted = {name: value.shape for name, value in _build(network).state_dict().items()}
+    except NotImplementedError:  # some networks cannot be built without memory
+        return
+    found = {name: value.shape for name, value in tensors.items()}
+    if wrong := next((name for name in {**wanted, **found} if wanted.get(name) != found.get(name)), None):
+        raise DataError(f"{wrong} is {found.get(wrong)} and not {wanted.get(wrong)}")
+
+
+def _build(network: dict[str, Any]) -> MultiExitNetwork:
+    arguments = dict(network)
+    name, exits, options = arguments.pop("name"), parse_exits(arguments.pop("exits")), arguments.pop("options")
+    return create_model(name, exits=exits, **arguments, **options)

@@ -55,6 +55,14 @@ class World(Part):
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return bool(flag)
 
+    def everywhere(self, flag: Tensor) -> Tensor:
+        """Whether it is so in all processes, as a tensor that nobody has to wait for."""
+        if self.size == 1:
+            return flag
+        least = flag.float()
+        dist.all_reduce(least, op=dist.ReduceOp.MIN)
+        return least > 0
+
     def mean(self, value: Tensor) -> Tensor:
         """The mean over all processes."""
         if self.size == 1:

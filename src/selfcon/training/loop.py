@@ -28,6 +28,7 @@ from selfcon.training.signals import Stop
 from selfcon.training.trainer import Stage, Trainer
 
 _STEPS_BETWEEN_QUESTIONS = 20
+_MOST_TIME_SAVING = 0.02  # of the time of training
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def train(
             allow_tf32=torch.backends.cudnn.allow_tf32,
         ),
     ):
-        last_save = time.monotonic()
+        next_save = time.monotonic() + 60 * minutes_between_saves
         while worker.epoch < stage.epochs:
             for batch in stage.batches(worker.epoch, worker.batch):
                 worker.step(batch)
@@ -76,9 +77,11 @@ def train(
                 if worker.told_to_stop(stop):
                     worker.save()
                     stop.check()
-                if time.monotonic() - last_save > 60 * minutes_between_saves:
+                if time.monotonic() > next_save:
+                    begun = time.monotonic()
                     worker.save()
-                    last_save = time.monotonic()
+                    took = time.monotonic() - begun
+                    next_save = time.monotonic() + max(60 * minutes_between_saves, took / _MOST_TIME_SAVING)
             line = worker.end_epoch()
             reporter.end_epoch(line)
             if log is not None:

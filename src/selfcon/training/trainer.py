@@ -163,6 +163,7 @@ class Trainer:
         if self.stage.optim.clip_norm is not None:
             nn.utils.clip_grads_with_norm_(self._trained, self.stage.optim.clip_norm, length)
         finite = loss.isfinite() if self.scaler.is_enabled() else loss.isfinite() & length.isfinite()
+        finite = self.stage.world.everywhere(finite)
         self._broken.copy_(torch.where(finite | (self._broken >= 0), self._broken, self._step))
         if self._waits:
             self.check()

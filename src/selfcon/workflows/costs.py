@@ -10,6 +10,7 @@ from torch import Tensor
 
 from selfcon.config import Settings
 from selfcon.losses.methods import get_method
+from selfcon.memory import free_memory
 from selfcon.networks.registry import create_model
 from selfcon.training.artifact import parse_exits
 from selfcon.training.loop import memory_format
@@ -41,6 +42,17 @@ class Estimator:
         if method.stages == 2:
             seconds += settings.probe_epochs * images * probe
         return Cost(seconds, int(fixed + kept * min(settings.batch_size, images)))
+
+    def most_samples(self, settings: Settings) -> int:
+        """How many samples should fit the free memory at a time, as a power of two."""
+        _, _, kept, fixed = self._measure(settings)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            free = torch.cuda.mem_get_info(self.device)[0]
+        else:
+            free = free_memory()
+        most = int((0.9 * free - fixed) / max(kept, 1))
+        return 1 << (min(most, settings.batch_size).bit_length() - 1) if most > 0 else 0
 
     def _measure(self, settings: Settings) -> tuple[float, float, float, int]:
         """Seconds an image of training and of a forward, bytes kept of an image, and bytes that are there anyway."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,9 +14,10 @@ import torch
 from torch import nn
 
 from selfcon.config import Settings, flatten
-from selfcon.errors import MemoryShortageError, UsageError
+from selfcon.errors import MemoryShortageError, SelfconError, UsageError
 from selfcon.evaluation.accuracy import embed, predict, summarise
 from selfcon.networks.multi_exit import MultiExitNetwork
+from selfcon.networks.weights import check_weights
 from selfcon.progress import say
 from selfcon.report.page import Evidence, render_report
 from selfcon.training.artifact import save_encoder, save_model
@@ -26,6 +29,7 @@ from selfcon.training.loop import train as train_stage
 from selfcon.training.pretraining import Pretraining
 from selfcon.training.probing import Probing
 from selfcon.training.signals import Stop, watch
+from selfcon.workflows.costs import Estimator
 from selfcon.workflows.task import Running, Task, check_settings, collect_settings, prepare
 
 Result = dict[str, Any]
@@ -39,6 +43,8 @@ def fit(
     compile: bool | None = None,
     overwrite: bool = False,
     log: Sequence[str] = (),
+    deterministic: bool = False,
+    trust: bool = False,
     **settings: Any,
 ) -> Result:
     """Train, probe every exit and their ensemble, write the report; returns what results.json holds.
@@ -48,7 +54,8 @@ def fit(
     otherwise.
     """
     chosen = collect_settings(recipe, settings)
-    return run_stages(chosen, out, Running.choose(device, compile, log), overwrite=overwrite, verb="fit", probe=True)
+    running = Running.choose(device=device, compile=compile, log=log, deterministic=deterministic, trust=trust)
+    return run_stages(chosen, out, running, overwrite=overwrite, verb="fit", probe=True)
 
 
 def pretrain(
@@ -59,15 +66,16 @@ def pretrain(
     compile: bool | None = None,
     overwrite: bool = False,
     log: Sequence[str] = (),
+    deterministic: bool = False,
+    trust: bool = False,
     **settings: Any,
 ) -> Result:
     """Train the encoder alone, by a two-stage method; `probe` can follow in the same folder."""
     chosen = collect_settings(recipe, settings)
     if check_settings(chosen).stages == 1:
         raise UsageError(f"{chosen.method} trains in one stage: use `selfcon train` or `selfcon fit`.")
-    return run_stages(
-        chosen, out, Running.choose(device, compile, log), overwrite=overwrite, verb="pretrain", probe=False
-    )
+    running = Running.choose(device=device, compile=compile, log=log, deterministic=deterministic, trust=trust)
+    return run_stages(chosen, out, running, overwrite=overwrite, verb="pretrain", probe=False)
 
 
 def train(
@@ -78,20 +86,23 @@ def train(
     compile: bool | None = None,
     overwrite: bool = False,
     log: Sequence[str] = (),
+    deterministic: bool = False,
+    trust: bool = False,
     **settings: Any,
 ) -> Result:
     """Train encoder and classifier together, by a one-stage method."""
     chosen = collect_settings(recipe, settings)
     if check_settings(chosen).stages == 2:
         raise UsageError(f"{chosen.method} trains in two stages: use `selfcon fit`, or pretrain and probe.")
-    return run_stages(chosen, out, Running.choose(device, compile, log), overwrite=overwrite, verb="train", probe=False)
+    running = Running.choose(device=device, compile=compile, log=log, deterministic=deterministic, trust=trust)
+    return run_stages(chosen, out, running, overwrite=overwrite, verb="train", probe=False)
 
 
 def probe(
     run_folder: str | Path, *, device: str = "auto", compile: bool | None = None, log: Sequence[str] = ()
 ) -> Result:
     """Train linear classifiers on every exit of a pretrained run, and report its accuracy."""
-    running = Running.choose(device, compile, log)
+    running = Running.choose(device=device, compile=compile, log=log)
     with join(running.device) as world:
         opened: list[RunFolder] = []
         settings = world.tell(lambda: _reopen_pretrained(run_folder, opened))
@@ -126,24 +137,40 @@ def run_stages(
 ) -> Result:
     """All stages of a run in its folder; under torchrun, all processes together."""
     check_settings(settings)
+    if settings.weights is not None:
+        check_weights(settings.weights, trust=running.trust)
     with join(running.device) as world:
         opened: list[RunFolder] = []
         world.tell(lambda: opened.append(RunFolder.open(out, settings, verb=verb, overwrite=overwrite)))
         with opened[0] if opened else RunFolder.follow(out) as run:
             try:
                 return _work(run, settings, running, world, probe=probe)
-            except torch.OutOfMemoryError as error:
-                raise MemoryShortageError(
-                    f"Batches of {settings.batch_size} do not fit the GPU ({str(error).splitlines()[0]}). "
-                    f"--micro-batch trains them in pieces; a smaller --batch-size would be another loss."
-                ) from error
+            except RuntimeError as error:
+                if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+                    raise _explain_shortage(settings, running.device, error) from None
+                raise
+
+
+def _explain_shortage(settings: Settings, device: torch.device, error: RuntimeError) -> MemoryShortageError:
+    """What was too large, and what would fit."""
+    first = str(error).splitlines()[0].rstrip(".")
+    traceback.clear_frames(error.__traceback__)  # they hold what filled the memory
+    advice = "--micro-batch trains a batch in pieces"
+    with contextlib.suppress(RuntimeError, SelfconError):
+        most = Estimator(device).most_samples(settings)
+        advice = f"--micro-batch {most} should fit" if most else "not even one image would fit: take a smaller network"
+    where = "the GPU" if device.type == "cuda" else "main memory"
+    return MemoryShortageError(
+        f"Batches of {settings.batch_size} do not fit {where} ({first}); {advice}. "
+        f"The batch stays what it is, since a smaller one would be another loss."
+    )
 
 
 def _work(run: RunFolder, settings: Settings, running: Running, world: World, *, probe: bool) -> Result:
     done = world.tell(lambda: _find_done(run, probe=probe))
     if done is not None:
         return {**done, "already_done": True}
-    with watch() as stop:
+    with watch() as stop, running.reproducibly():
         return _run(run, settings, running, world, stop, probe=probe)
 
 
@@ -158,7 +185,7 @@ def _find_done(run: RunFolder, *, probe: bool) -> Result | None:
 def _run(run: RunFolder, settings: Settings, running: Running, world: World, stop: Stop, *, probe: bool) -> Result:
     device = running.device
     write_log = open_logs(running.log if world.is_main else (), run.path, settings.model_dump(mode="json"))
-    task = prepare(settings, device, world)
+    task = prepare(settings, device, world, trust=running.trust)
     if device.type == "cuda" or task.train.spread:
         say(task.describe_place())
     task.check_last_batch()

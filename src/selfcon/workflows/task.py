@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from selfcon.config import Augment, Settings, flatten, make_settings
 from selfcon.data.policies import Policy, get_policy
@@ -19,6 +22,7 @@ from selfcon.losses.methods import Method, get_method
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.registry import create_model
 from selfcon.networks.sync_norm import synchronise
+from selfcon.networks.weights import hash_file, load_encoder, read_weights
 from selfcon.paper.recipes import load_recipe
 from selfcon.training.artifact import parse_exits
 from selfcon.training.distributed import ALONE, World, own_device
@@ -93,12 +97,36 @@ class Running:
     device: torch.device
     compile: bool | None
     log: Sequence[str]
+    deterministic: bool = False
+    trust: bool = False
 
     @classmethod
-    def choose(cls, device: str, compile: bool | None, log: Sequence[str]) -> Self:
+    def choose(
+        cls, *, device: str, compile: bool | None, log: Sequence[str], deterministic: bool = False, trust: bool = False
+    ) -> Self:
         """Refuse what cannot be had, before any work."""
         check_logs(log)
-        return cls(own_device(choose_device(device)), compile, log)
+        return cls(own_device(choose_device(device)), compile, log, deterministic, trust)
+
+    @contextmanager
+    def reproducibly(self) -> Iterator[None]:
+        """Where it is asked for, nothing that gives other bits the next time; an operation that cannot is named."""
+        if not self.deterministic:
+            yield
+            return
+        before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first matrix is multiplied
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.deterministic = True
+        try:
+            yield
+        except RuntimeError as error:
+            if "deterministic" not in str(error):
+                raise
+            raise UsageError(f"--deterministic cannot be had here: {str(error).splitlines()[0]}") from error
+        finally:
+            torch.use_deterministic_algorithms(before[0])
+            torch.backends.cudnn.deterministic = before[1]
 
 
 @dataclass(frozen=True)
@@ -114,6 +142,7 @@ class Task:
     size: int
     device: torch.device
     world: World = ALONE
+    weights: dict[str, Tensor] | None = None  # to begin with
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -132,7 +161,8 @@ class Task:
     def fingerprints(self) -> dict[str, str]:
         """What tells these data from others, by split."""
         splits = {"train": self.train, "val": self.val, "test": self.test}
-        return {name: fingerprint(data) for name, data in splits.items() if data is not None}
+        found = {name: fingerprint(data) for name, data in splits.items() if data is not None}
+        return found if self.settings.weights is None else {**found, "weights": hash_file(self.settings.weights)}
 
     def policy(self, augment: Augment) -> Policy:
         """The policy that the settings name; data that must not be mirrored never are."""
@@ -194,6 +224,8 @@ class Task:
         name, exits, more = options.pop("name"), parse_exits(options.pop("exits")), options.pop("options")
         torch.manual_seed(self.settings.seed)
         net = create_model(name, exits=exits, **options, **more)
+        if self.weights is not None:
+            load_encoder(net.encoder, self.weights, str(self.settings.weights))
         if self.world.size > 1 and self._synchronises():
             synchronise(net)
         if self.settings.precision == "fp64":
@@ -237,9 +269,10 @@ def read_source(settings: Settings) -> Source:
     ).hold_out(settings.val_fraction, settings.seed)
 
 
-def prepare(settings: Settings, device: torch.device, world: World = ALONE) -> Task:
+def prepare(settings: Settings, device: torch.device, world: World = ALONE, *, trust: bool = False) -> Task:
     """Read the data and bring them to the device."""
     method = check_settings(settings)
+    weights = None if settings.weights is None else read_weights(settings.weights, trust=trust)
     source = read_source(settings)
     size = settings.image_size or _natural_size(source)
     train = make_resident(source.train, size=size, device=device, part=world)
@@ -251,7 +284,7 @@ def prepare(settings: Settings, device: torch.device, world: World = ALONE) -> T
         )
     val = None if source.val is None else make_resident(source.val, size=size, device=device, like=train)
     test = make_resident(source.test, size=size, device=device, like=train)
-    return Task(settings, method, source, train, val, test, size, device, world)
+    return Task(settings, method, source, train, val, test, size, device, world, weights)
 
 
 def _natural_size(source: Source) -> int:

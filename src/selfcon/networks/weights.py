@@ -1,0 +1,106 @@
+"""Weights that somebody else trained, as data: safetensors, or on explicit trust a .pth, of which tensors are read."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from torch import Tensor, nn
+
+from selfcon.errors import DataError, InputMissingError, UnsafeError, UsageError, name_some
+
+_WRAPPED = ("state_dict", "model", "model_state", "encoder")  # how training scripts call what they save
+_PREFIXES = ("", "module.", "encoder.", "backbone.", "model.", "encoder_q.", "module.encoder.", "model.encoder.")
+_HEADS = ("fc.", "head.", "classifier.")
+_MOST_COMPRESSED, _ALWAYS_UNPACKED = 10, 1 << 24  # what comes out over what is there; bytes
+
+
+def read_weights(path: str | Path, *, trust: bool = False) -> dict[str, Tensor]:
+    """Tensors by name from a .safetensors file; any other is read only with `trust`, and runs no code then either."""
+    path = Path(path)
+    check_weights(path, trust=trust)
+    if path.suffix == ".safetensors":
+        try:
+            return load_tensors(path.read_bytes())
+        except (SafetensorError, ValueError, OverflowError) as error:
+            raise UnsafeError(f"{path} is no sound safetensors file ({error}).") from error
+    return _flatten(path, _unpickle(path))
+
+
+def check_weights(path: str | Path, *, trust: bool) -> None:
+    """Refuse what `read_weights` would refuse for its name, without reading it."""
+    if not Path(path).is_file():
+        raise InputMissingError(f"There is no file {path}.")
+    if Path(path).suffix != ".safetensors" and not trust:
+        raise UnsafeError(
+            f"{path} may be a pickle, which can run code when it is read: ask for safetensors, or say --trust if you "
+            f"know who made it."
+        )
+
+
+def _unpickle(path: Path) -> Any:
+    _check_unpacked(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, of protocols
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UnsafeError(f"{path} holds more than weights, and was not read.") from error
+    except Exception as error:  # whatever a broken file makes of a reader
+        raise DataError(f"{path} cannot be read as weights ({type(error).__name__}).") from error
+
+
+def _check_unpacked(path: Path) -> None:
+    if not zipfile.is_zipfile(path):
+        return
+    try:
+        with zipfile.ZipFile(path) as file:
+            unpacked = sum(info.file_size for info in file.infolist())
+    except (zipfile.BadZipFile, OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as weights ({error}).") from error
+    if unpacked > max(_ALWAYS_UNPACKED, _MOST_COMPRESSED * path.stat().st_size):
+        raise UnsafeError(f"{path} would unpack to {unpacked:,} bytes, many times its size.")
+
+
+def _flatten(path: Path, found: Any) -> dict[str, Tensor]:
+    for key in _WRAPPED:
+        if isinstance(found, dict) and isinstance(found.get(key), dict):
+            found = found[key]
+    if not isinstance(found, dict) or not found:
+        raise DataError(f"{path} holds no weights by name.")
+    return {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
+
+
+def load_encoder(encoder: nn.Module, weights: dict[str, Tensor], name: str) -> None:
+    """Give an encoder those weights; a head in them is left out, anything else must fit."""
+    wanted = {key: value.shape for key, value in encoder.state_dict().items()}
+    prefix = max(_PREFIXES, key=lambda each: sum(f"{each}{key}" in weights for key in wanted))
+    found = {key: weights[f"{prefix}{key}"] for key in wanted if f"{prefix}{key}" in weights}
+    missing = [key for key in wanted if key not in found and not key.endswith("num_batches_tracked")]
+    if missing:
+        raise UsageError(f"{name} holds no weights for {name_some(missing)} of this network.")
+    wrong = [f"{key} {list(found[key].shape)}" for key in found if found[key].shape != wanted[key]]
+    if wrong:
+        raise UsageError(f"{name} holds weights of other shapes: {name_some(wrong)}.")
+    spare = [
+        key.removeprefix(prefix) for key in weights if key.startswith(prefix) and key.removeprefix(prefix) not in wanted
+    ]
+    if others := [key for key in spare if prefix == "" and not key.startswith(_HEADS)]:
+        raise UsageError(f"{name} holds weights that this network has no place for: {name_some(others)}.")
+    encoder.load_state_dict(found, strict=False)
+
+
+def hash_file(path: str | Path) -> str:
+    """SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with Path(path).open("rb") as file:
+        while block := file.read(1 << 24):
+            digest.update(block)
+    return digest.hexdigest()

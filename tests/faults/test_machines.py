@@ -1,0 +1,262 @@
+"""Memory that runs out, files that never answer, values that are no numbers, other machines: what must happen then."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import selfcon.data
+from selfcon.data import resident, scan
+from selfcon.data.policies import POLICIES
+from tests.cli.test_data import run
+from tests.workflows.conftest import write_stripes
+
+SMALL = ["--data", "stripes.npz", "--width", "0.125", "--epochs", "2", "--batch-size", "32", "--device", "cpu"]
+SMALL += ["--probe.epochs", "2", "--out", "run"]
+
+
+def run_script(place: Path, script: str, *words: str, processes: int = 1) -> subprocess.CompletedProcess[str]:
+    (place / "script.py").write_text(script)
+    launcher = [sys.executable]
+    if processes > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*launcher, "script.py", *words],
+        cwd=place,
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+_LITTLE_MEMORY = """
+import resource, sys
+import torch, selfcon.workflows, selfcon.report.page, matplotlib.pyplot
+from pathlib import Path
+size = next(int(l.split()[1]) for l in Path("/proc/self/status").read_text().splitlines() if l.startswith("VmSize"))
+resource.setrlimit(resource.RLIMIT_AS, (1024 * size + (400 << 20),) * 2)
+from selfcon.cli import main
+main()
+"""
+
+
+def test_too_little_memory_says_what_would_fit(tmp_path: Path) -> None:
+    write_stripes(tmp_path / "stripes.npz", train=2048, test=8, side=32)
+    words = [
+        "fit",
+        "--data",
+        "stripes.npz",
+        "--width",
+        "0.5",
+        "--batch-size",
+        "2048",
+        "--device",
+        "cpu",
+        "--out",
+        "run",
+    ]
+    done = run_script(tmp_path, _LITTLE_MEMORY, *words)
+    assert done.returncode == 78, done.stderr
+    assert "Batches of 2048 do not fit main memory" in done.stderr
+    assert "--micro-batch" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+_HANGS = """
+import sys, threading
+from selfcon.data import scan, source
+scan.PATIENCE = 2.0
+read = source.read_image
+source.read_image = lambda path: threading.Event().wait() if path.name == "3.png" else read(path)
+from selfcon.cli import main
+main()
+"""
+
+
+def test_a_file_that_never_answers_is_named(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for label in ("a", "b"):
+            (tmp_path / "photos" / split / label).mkdir(parents=True)
+            for number in range(6):
+                pixels = np.full((9, 9, 3), 10 * number, np.uint8)
+                Image.fromarray(pixels).save(tmp_path / "photos" / split / label / f"{number}.png")
+    begun = time.monotonic()
+    done = run_script(tmp_path, _HANGS, "fit", "--data", "photos", "--image-size", "8", "--out", "run")
+    assert done.returncode == 70, done.stderr
+    assert "Nothing came of photos/train/a/3.png in 2 seconds" in done.stderr
+    assert time.monotonic() - begun < 60
+
+
+def test_a_thread_that_fails_is_heard() -> None:
+    def work(item: int) -> int:
+        if item == 5:
+            raise KeyError("gone")
+        return item
+
+    with pytest.raises(KeyError):
+        list(scan.in_threads(work, range(20)))
+    with pytest.raises(TimeoutError):  # of the work itself
+        list(scan.in_threads(lambda _: (_ for _ in ()).throw(TimeoutError()), [1]))
+
+
+def test_any_number_of_threads_gives_the_same_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_stripes(tmp_path / "stripes.npz", train=40)
+    selfcon.data.write_shards(selfcon.data.load(tmp_path / "stripes.npz"), tmp_path / "tars", 7)
+    found = []
+    for threads in (1, 4):
+        monkeypatch.setattr(scan.os, "cpu_count", lambda threads=threads: threads)  # type: ignore[attr-defined]
+        data = resident.make_resident(selfcon.data.load(tmp_path / "tars").train, size=16)
+        batches = data.batches(POLICIES["standard"], batch_size=8, seed=0, epoch=1, views=2, first=2)
+        found.append(torch.cat([batch.images for batch in batches]))
+    assert torch.equal(*found)
+
+
+_BROKEN = """
+import os, sys
+from selfcon.training import trainer
+update = trainer.Trainer.update
+def broken(self, images, labels, step):
+    if step == 3 and os.environ["RANK"] == "1":
+        next(iter(self.stage.module.parameters())).data.fill_(float("nan"))
+    update(self, images, labels, step)
+trainer.Trainer.update = broken
+from selfcon.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("more", [["--method", "selfcon"], ["--method", "ce"], ["--loss.ring", "true"]])
+def test_a_value_that_is_no_number_in_one_process_ends_all(more: list[str], tmp_path: Path) -> None:
+    write_stripes(tmp_path / "stripes.npz")
+    done = run_script(tmp_path, _BROKEN, "fit", *SMALL, *more, processes=2)
+    assert done.returncode == 1
+    assert "exitcode  : 76" in done.stderr  # and the other one too, unless torchrun was quicker to end it
+    assert "exitcode  : 70" not in done.stderr
+    assert "at step 4 of" in done.stderr
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_deterministic_runs(tmp_path: Path) -> None:
+    write_stripes(tmp_path / "stripes.npz")
+    assert run("fit", *SMALL, "--deterministic", cwd=tmp_path).returncode == 0
+    script = """
+import torch
+from selfcon.training import pretraining
+def loss(self, images, labels):
+    torch.use_deterministic_algorithms(True)
+    raise RuntimeError("some_backward_cuda does not have a deterministic implementation, but you set ...")
+pretraining.Pretraining.loss = loss
+from selfcon.cli import main
+main()
+"""
+    done = run_script(tmp_path, script, "fit", *SMALL[:-1], "other", "--deterministic")
+    assert done.returncode == 64
+    assert "--deterministic cannot be had here: some_backward_cuda does not have" in done.stderr
+
+
+def test_odd_places_and_locales(tmp_path: Path) -> None:
+    place = tmp_path / "odd näme [x] (1)"
+    place.mkdir()
+    write_stripes(place / "stripes.npz")
+    for locale in ("C", "tr_TR.UTF-8"):
+        done = run("fit", *SMALL[:-1], f"rün {locale}", cwd=place, LC_ALL=locale, LANG=locale, PYTHONUTF8="0")
+        assert done.returncode == 0, done.stderr
+        assert (place / f"rün {locale}" / "report.html").exists()
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    archive: bytes = b""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.archive)))
+        self.end_headers()
+        self.wfile.write(self.archive[: len(self.archive) // 2] if "cut" in self.path else self.archive)
+
+    def log_message(self, *words: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def served() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def archive_with(name: str) -> bytes:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w:gz") as tar:
+        for each in ("cifar-10-batches-py/fine.txt", name):
+            member = tarfile.TarInfo(each)
+            member.size = 4
+            tar.addfile(member, io.BytesIO(b"data"))
+    return written.getvalue()
+
+
+def test_downloads(tmp_path: Path, served: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchvision import datasets
+
+    def download(url: str, md5: str | None) -> str:
+        monkeypatch.setattr(datasets.CIFAR10, "url", url)
+        monkeypatch.setattr(datasets.CIFAR10, "tgz_md5", md5)
+        with pytest.raises(selfcon.errors.UnsafeError) as refused:
+            selfcon.data.load("cifar10", root=tmp_path, download=True)
+        assert refused.value.exit_code == 77
+        return str(refused.value)
+
+    Server.archive = archive_with("cifar-10-batches-py/more.txt")
+    good = hashlib.md5(Server.archive, usedforsecurity=False).hexdigest()
+    assert "has not the hash" in download(f"{served}/x.tar.gz", "0" * 32)
+    (tmp_path / "cifar-10-python.tar.gz").unlink()
+    assert "has not the hash" in download(f"{served}/cut.tar.gz", good)
+    assert "Nobody has told the hash" in download(f"{served}/x.tar.gz", None)
+    Server.archive = archive_with("../evil.txt")
+    evil = hashlib.md5(Server.archive, usedforsecurity=False).hexdigest()
+    assert "written outside" in download(f"{served}/x.tar.gz", evil)
+    assert {path.name for path in tmp_path.iterdir()} == {"cifar-10-python.tar.gz"}
+    assert not (tmp_path.parent / "evil.txt").exists()
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_browser_runs_no_script_of_a_name(tmp_path: Path) -> None:
+    image = "\"><img src='http://127.0.0.1:9/beacon.png' onerror=\"document.title='ran'\">"
+    evil = ["<script>document.title='ran'</script>", image, "a\n../../b", "d"]
+    write_stripes(tmp_path / "stripes.npz")
+    arrays = dict(np.load(tmp_path / "stripes.npz"))
+    np.savez(tmp_path / "stripes.npz", **{**arrays, "classes": np.array(evil)})
+    assert run("fit", *SMALL, cwd=tmp_path).returncode == 0
+    log, report = tmp_path / "net.json", tmp_path / "run" / "report.html"
+    page = subprocess.run(
+        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=3000",
+         f"--log-net-log={log}", f"--user-data-dir={tmp_path / 'profile'}", report.as_uri()],
+        check=True, capture_output=True, text=True, timeout=120,
+    ).stdout  # fmt: skip
+    assert "<title>ran" not in page
+    assert "&lt;script&gt;document.title" in page
+    events = json.loads(log.read_text())["events"]
+    wanted = [str(event["params"]["url"]) for event in events if "url" in event.get("params", {})]
+    assert not [url for url in wanted if "beacon" in url]
+    assert "beacon" in report.read_text()  # as text
