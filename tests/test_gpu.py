@@ -31,6 +31,7 @@ from tests.losses.test_implementations import check_kernels, check_rows
 from tests.losses.test_methods import CONTRASTIVE
 from tests.workflows.conftest import write_stripes
 
+contrast_triton: Any = pytest.importorskip("selfcon.losses.contrast_triton")
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
     pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
@@ -191,6 +192,20 @@ def test_from_a_step_that_is_not_finite_nothing_changes(optimiser: str) -> None:
 @pytest.mark.parametrize("dim", [24, 128, 200, 512])
 def test_the_kernels_of_the_loss(dim: int) -> None:
     check_kernels("cuda", 333, [dim])
+
+
+@pytest.mark.parametrize("tile", [tile for _, tile in contrast_triton._TILES], ids=str)
+@pytest.mark.parametrize("dim", [64, 128, 200, 512])
+def test_the_kernels_with_every_tile(dim: int, tile: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contrast_triton, "_TILES", ((0, tile),))
+    if not contrast_triton.fits(dim, torch.device("cuda")):
+        pytest.skip("these tiles are not used for this dimension")
+    check_kernels("cuda", 333, [dim], ["selfcon", "selfcon-su-star"])
+
+
+def test_many_features_in_the_kernels() -> None:
+    for dim in (64, 128):
+        check_kernels("cuda", 11_111, [dim], ["selfcon"])
 
 
 def test_the_kernels_with_some_rows_as_anchors() -> None:

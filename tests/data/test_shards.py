@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import resource
 import tarfile
 from pathlib import Path
 
@@ -114,6 +116,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         ({**good, "c__cls": b"1"}, "no image of the sample c"),
         ({**good, "a__jpg": png()}, "two images of the sample a"),
         ({**good, "b__cls": b"cat"}, "no number: 'cat'"),
+        ({"__png": png()}, "no samples"),
         ({**good, "b__cls": b"1" * 40}, "no number"),
         ({**good, "b__cls": b"7"}, "more than there are images"),
         ({"readme__txt": b"hello"}, "no samples"),
@@ -123,9 +126,14 @@ def test_what_is_refused(tmp_path: Path) -> None:
             load()
     write_tar(tmp_path / "train-000000.tar", **good)
     whole = (tmp_path / "train-000000.tar").read_bytes()
-    for size in (whole.index(png(9)) + 10, 700, 100):
-        (tmp_path / "train-000000.tar").write_bytes(whole[:size])
-        with pytest.raises(DataError):
+    second = whole.index(b"b.png")
+    damaged = whole[:second] + b"\xff" * 40 + whole[second + 40 :]
+    below_zero = tarfile.TarInfo("x.png").tobuf()
+    below_zero = below_zero[:124] + b"\xff" * 12 + below_zero[136:148] + b"        " + below_zero[156:]
+    below_zero = below_zero[:148] + b"%06o\0 " % sum(below_zero) + below_zero[156:]
+    for data in (whole[: second + 600], whole[:second], whole[:700], whole[:100], b"", damaged, below_zero + whole):
+        (tmp_path / "train-000000.tar").write_bytes(data)
+        with pytest.raises(DataError, match="cut off or damaged"):
             load()
     (tmp_path / "train-000000.tar").write_bytes(whole)
     for text, match in (("{", "as JSON"), ("[]", "does not describe"), ('{"name": "x", "classes": [1]}', "does not")):
@@ -157,6 +165,39 @@ def test_links_lead_nowhere_and_bad_images_are_named(tmp_path: Path) -> None:
         source.train[7]
     with pytest.warns(SelfconWarning, match=r"0007.png"):
         assert len(selfcon.data.load(tmp_path, bad_images="skip").train) == 1199
+
+
+def test_long_names_odd_members_and_many_files(tmp_path: Path) -> None:
+    """Names beyond 100 letters in both ways of writing them; what is no sample is left; no file is kept open."""
+    long = "class/" + "n" * 120
+    for number, style in enumerate((tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)):
+        with tarfile.open(tmp_path / f"train-00000{number}.tar", "w", format=style) as tar:
+            for name, data in ((f"{long}{number}.JPG", png()), (f"{long}{number}.cls", b"%d" % number), (".cls", b"7")):
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    for number in range(2, 60):
+        write_tar(tmp_path / f"train-{number:06d}.tar", x__png=png(), x__cls=b"0")
+    write_tar(tmp_path / "test-000000.tar", a__png=png(), a__cls=b"0", b__png=png(), b__cls=b"1")
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 12, limit[1]))
+    try:
+        source = selfcon.data.load(tmp_path)
+        assert all(source.train[index].shape == (4, 4, 3) for index in range(60))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    assert source.train.labels[:2].tolist() == [0, 1]
+    again = selfcon.data.load(selfcon.data.write_shards(source, tmp_path / "again", 100))
+    assert len(again.train) == 60
+    (tmp_path / "train-000005.tar").write_bytes(b"")
+    with pytest.raises(DataError, match="cut off at byte"):
+        source.train[5]
+
+
+def test_a_pipe_is_no_tar_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "train-000000.tar")
+    with pytest.raises(DataError, match="has no folders in it"):
+        selfcon.data.load(tmp_path)
 
 
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ import selfcon.data
 from selfcon.data import resident
 from selfcon.data.parts import Part
 from selfcon.data.policies import POLICIES
+from selfcon.errors import BadImageError, UsageError
 from tests.distributed.test_training import COMMAND
 from tests.workflows.conftest import write_stripes
 
@@ -48,6 +50,14 @@ def work(rank: int, size: int, folder: str) -> None:
         ours, theirs = (list(data.plain_batches(batch_size=batch_size, part=part)) for data in (spread, whole))
         for mine, expected in zip(ours, theirs, strict=True):
             assert all(torch.equal(getattr(mine, name), getattr(expected, name)) for name in vars(mine))
+    small = resident.make_resident(images.take(np.array([4])), part=part)  # fewer images than processes
+    for data in (small, resident.make_resident(images.take(np.array([4])))):
+        assert [len(batch.samples) for batch in data.plain_batches(batch_size=4, part=part)] == [int(rank == 0)]
+    bad = selfcon.data.load(Path(folder) / "tars").train  # the image of one process cannot be read
+    with pytest.raises(BadImageError, match="is not an image"):
+        resident.make_resident(bad, size=16, part=part)
+    with pytest.raises(UsageError, match="asked for by all"):
+        next(spread.batches(POLICIES["standard"], batch_size=10, seed=3, epoch=0))
     few = torch.tensor([3, 0, 46, 3])
     assert torch.equal(spread.take(few).pixels, whole.pixels[few])
     torch.save(seen, f"{folder}/{rank}.pt")
@@ -57,6 +67,10 @@ def work(rank: int, size: int, folder: str) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_spread_images_give_the_same_batches(size: int, tmp_path: Path) -> None:
     write_stripes(tmp_path / "stripes.npz", train=47, test=5)
+    tars = selfcon.data.write_shards(selfcon.data.load(tmp_path / "stripes.npz"), tmp_path / "tars", 100)
+    whole = (tars / "train-000000.tar").read_bytes()
+    place = whole.index(b"000000007.png") + 512
+    (tars / "train-000000.tar").write_bytes(whole[:place] + b"no image" + whole[place + 8 :])
     spawn(work, (size, str(tmp_path)), nprocs=size)
     parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(size)]
     for epoch in range(2):

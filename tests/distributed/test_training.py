@@ -141,6 +141,8 @@ def test_mistakes_end_all_processes_at_once(place: Path) -> None:
     said = run(place, 2, *COMMAND, "--out", "x", "--batch-size", "25", code=1)
     assert "batch_size is 25, which 2 processes cannot share evenly" in said
     assert said.count("cannot share evenly") == 1
+    said = run(place, 3, *COMMAND, "--out", "x", "--probe.batch_size", "48", code=1)  # 98 = 2 * 48 + 2
+    assert "would hold 2 images for 3 processes: choose another probe.batch_size" in said
 
 
 def kill_one(place: Path, *, restarts: int) -> tuple[int, str]:
@@ -150,8 +152,11 @@ def kill_one(place: Path, *, restarts: int) -> tuple[int, str]:
     while not (place / "run" / "metrics.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
-    os.kill(int(found.stdout.split()[-1]), signal.SIGKILL)
-    _, errors = process.communicate(timeout=60)
+    os.kill(max(map(int, found.stdout.split())), signal.SIGKILL)
+    try:
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
     return process.returncode, errors
 
 

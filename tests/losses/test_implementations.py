@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -89,9 +90,9 @@ def test_the_temperature_has_a_gradient(name: str, implementation: str) -> None:
     torch.testing.assert_close(ours, 3 * plain)
 
 
-def check_kernels(device: str, samples: int, dims: list[int]) -> None:
+def check_kernels(device: str, samples: int, dims: list[int], names: Sequence[str] = CONTRASTIVE) -> None:
     """Against float64, for every method, on random and on clustered features; N is a multiple of nothing."""
-    for name in CONTRASTIVE:
+    for name in names:
         method = selfcon.get_method(name)
         exits = 3 if method.uses_exits else 1
         for dim in dims:
@@ -124,6 +125,9 @@ def check_rows(device: str) -> None:
     features, groups = clustered(101, 3, 24, spread=0.5)
     z = torch.nn.functional.normalize(features, dim=2).flatten(0, 1).to(device)
     groups, exits = groups.repeat_interleave(3).to(device), torch.arange(3, device=device).repeat(101)
+    opposite = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], device=device)[:, None].expand(2, 1, 2).reshape(1, 1, 2, 2)
+    _, gradient = loss_and_gradient("selfcon", opposite, torch.zeros(1).long().to(device), "triton", temperature=0.025)
+    assert gradient.isfinite().all()
     for name in ("selfcon", "selfcon-star"):
         terms = selfcon.get_method(name).terms
         for own in (slice(0, 303), slice(0, 100), slice(100, 303)):

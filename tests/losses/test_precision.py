@@ -77,3 +77,15 @@ def test_a_zero_vector_stays_zero_and_gets_no_gradient() -> None:
 
 def test_nan_stays_visible_where_nothing_is_checked() -> None:
     assert normalise(torch.tensor([float("nan"), 1.0])).isnan().all()
+
+
+def test_a_loss_can_be_differentiated_twice_and_by_functions() -> None:
+    method, features = selfcon.get_method("selfcon"), torch.randn(6, 1, 2, 4, dtype=torch.float64)
+
+    def loss(x: Tensor) -> Tensor:
+        return method.loss(x, LABELS, implementation="dense")
+
+    assert torch.autograd.gradgradcheck(loss, features.clone().requires_grad_())
+    x = features.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(x), x)
+    torch.testing.assert_close(torch.func.grad(loss)(features), expected)

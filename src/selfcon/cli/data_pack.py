@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("--overwrite replaces a file, never a folder: choose another name for the shards.")
     if options.out.suffix.lower() == ".npz":
         raise UsageError(f"{options.out} would be taken for an .npz: choose another ending, such as .pack.")
-    if options.out.exists() and not options.overwrite:
+    if options.shards is None and options.out.exists() and not options.overwrite:
         raise UsageError(f"{options.out} is already there: choose another name, or replace it with --overwrite.")
     source = selfcon.data.load(
         options.data,

@@ -15,6 +15,7 @@ from selfcon.data.folders import count_others
 from selfcon.data.images import decode
 from selfcon.data.packed import hash_content, is_packed
 from selfcon.data.scan import in_threads
+from selfcon.data.shards import is_sharded
 from selfcon.data.source import FileImages, Images, Source
 from selfcon.data.sources import load
 from selfcon.errors import BadImageError, name_some
@@ -78,7 +79,7 @@ def check(
     ignored = sum(sample.exif_ignored for every in samples.values() for sample in every)
     if ignored:
         warnings.append(f"{ignored} images have EXIF data that cannot be read; it was ignored.")
-    others = count_others(Path(data)) if Path(data).is_dir() else 0
+    others = count_others(Path(data)) if Path(data).is_dir() and not is_sharded(Path(data)) else 0
     if others:
         warnings.append(f"{others} files are not taken for images, by their endings.")
     if Path(data).is_file() and is_packed(Path(data)):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from selfcon.errors import SelfconError, UsageError
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,36 @@ def sum_of_all(values: Tensor, device: torch.device) -> Tensor:
     return total.to(values.device)
 
 
+def told_by_first(text: str) -> str:
+    """What the first process says, in all of them."""
+    said = [text]
+    dist.broadcast_object_list(said)
+    return said[0]
+
+
+@contextmanager
+def raise_together() -> Iterator[None]:
+    """What goes wrong for one process goes wrong for all, in its words: none is left to wait for it."""
+    mine: SelfconError | None = None
+    try:
+        yield
+    except SelfconError as error:
+        mine = error
+    every: list[SelfconError | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    first = next((error for error in every if error is not None), None)
+    if first is not None:
+        raise first
+
+
 def exchange(rows: Tensor, wanted: Sequence[Tensor], part: Part, device: torch.device) -> Tensor:
     """The rows of the samples that this process wants, in their order, on a device.
 
     Sample s is row s // W of process s % W. Each process must call this with the wishes of all, which are in main
     memory so that nobody waits for a GPU to know how many rows go where.
     """
+    if len(wanted) != part.size:
+        raise UsageError("Images that are spread over processes are asked for by all of them, each with its part.")
     owners = [samples % part.size for samples in wanted]
     mine = owners[part.rank]
     going = [samples[owner == part.rank] // part.size for samples, owner in zip(wanted, owners, strict=True)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 from torchvision.transforms import functional as tvf
 
 from selfcon.data.images import Pixels
-from selfcon.data.parts import WHOLE, Part, all_agree, exchange, sum_of_all
+from selfcon.data.parts import WHOLE, Part, all_agree, exchange, raise_together, sum_of_all, told_by_first
 from selfcon.data.policies import Policy
 from selfcon.data.random import permute
 from selfcon.data.scan import in_threads
@@ -88,7 +89,7 @@ class Resident:
         for number in range(rounds):
             wanted = [share[number] if number < len(share) else share[0][:0] for share in shares]
             batch = self._batch(wanted, part, Policy(), seed=0, epoch=0, size=size)
-            if len(batch.samples):
+            if len(batch.samples) or number == 0:  # a share without samples is one empty batch
                 yield batch
 
     def batch(
@@ -114,7 +115,7 @@ class Resident:
         """Images on the device of batches, and which of them are the samples that this process wants."""
         samples = wanted[part.rank].to(self.device)
         if self.spread:
-            stored = exchange(self.pixels, wanted, part, self.device)
+            stored = exchange(self.pixels, wanted, self.spread, self.device)
         elif self.pixels.device != self.device:
             stored = self.pixels[samples.to(self.pixels.device)].pin_memory().to(self.device, non_blocking=True)
         else:
@@ -165,21 +166,13 @@ def make_resident(
     """
     device = torch.device(device)
     labels = torch.from_numpy(images.labels).to(device)
-    height, width = images.shape or (0, -1)
-    side = size or height
+    side = size or (images.shape or (0, 0))[0]
     spread = part.size > 1 and not all_agree(has_room(device, 3 * side * side * len(images)), device)
     if spread:
         images = images.take(np.arange(part.rank, len(images), part.size))
-    if isinstance(images, ArrayImages) and height == width and size in (None, height):
-        array: Pixels = images.as_array()
-    elif size is None:
-        raise UsageError("These images are not all squares of one size: say which size to bring them to.")
-    else:
-        array = np.empty((len(images), size, size, 3), np.uint8)
-        fitted = in_threads(lambda index: _fit(images[index], size), range(len(images)), describe=images.describe)
-        for index, pixels in enumerate(track(fitted, "Decoding", len(images))):
-            array[index] = pixels
-    place = device if has_room(device, array.nbytes) else torch.device("cpu")
+    with raise_together() if spread else nullcontext():
+        array = _decode(images, size)
+    place = device if device.type != "cuda" or has_room(device, array.nbytes) else torch.device("cpu")
     stored = torch.empty((len(array), 3, *array.shape[1:3]), dtype=torch.uint8, device=place)
     for first in range(0, len(array), 4096):  # in parts, so that no second copy is needed
         stored[first : first + 4096] = torch.from_numpy(array[first : first + 4096]).to(place).permute(0, 3, 1, 2)
@@ -192,12 +185,25 @@ def make_resident(
     return replace(data, sha256=fingerprint(data)) if spread else data
 
 
+def _decode(images: Images, size: int | None) -> Pixels:
+    """All images, [N, S, S, 3]."""
+    height, width = images.shape or (0, -1)
+    if isinstance(images, ArrayImages) and height == width and size in (None, height):
+        return images.as_array()
+    if size is None:
+        raise UsageError("These images are not all squares of one size: say which size to bring them to.")
+    array = np.empty((len(images), size, size, 3), np.uint8)
+    fitted = in_threads(lambda index: _fit(images[index], size), range(len(images)), describe=images.describe)
+    for index, pixels in enumerate(track(fitted, "Decoding", len(images))):
+        array[index] = pixels
+    return array
+
+
 def has_room(device: torch.device, wanted: int) -> bool:
     """Whether so many bytes can stay on a device and leave it at least as much for training."""
     if device.type == "cuda":
         return 2 * wanted <= torch.cuda.mem_get_info(device)[0]
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return processes == 1 or 2 * wanted * processes <= free_memory()
+    return 2 * wanted * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= free_memory()
 
 
 def fingerprint(data: Resident) -> str:
@@ -206,11 +212,13 @@ def fingerprint(data: Resident) -> str:
         return data.sha256
     digest = hashlib.sha256(str((len(data), *data.pixels.shape[1:])).encode())
     digest.update(data.labels.cpu().numpy().tobytes())
-    for first in range(0, len(data), 4096):
-        samples = torch.arange(first, min(first + 4096, len(data)), device=data.device)
-        pixels = data.take(samples).pixels if data.spread else data.pixels[first : first + 4096]
+    for samples in torch.arange(len(data)).split(4096):
+        pixels = data.pixels[int(samples[0]) : int(samples[-1]) + 1]
+        if data.spread:  # the first process does it for all
+            wanted = [samples, *[samples[:0]] * (data.spread.size - 1)]
+            pixels = exchange(data.pixels, wanted, data.spread, data.device)
         digest.update(pixels.cpu().numpy().tobytes())
-    return digest.hexdigest()
+    return told_by_first(digest.hexdigest()) if data.spread else digest.hexdigest()
 
 
 def _count(pixels: Tensor) -> Tensor:

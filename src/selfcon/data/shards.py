@@ -10,11 +10,11 @@ from __future__ import annotations
 import io
 import itertools
 import json
-import mmap
 import os
 import re
 import shutil
 import tarfile
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,25 +32,28 @@ from selfcon.progress import track
 
 _NAME = re.compile(r"(train|val|test)-\d+\.tar")
 _ABOUT = "dataset.json"
-_LONGEST_LABEL = 32  # bytes
+_LONGEST_LABEL, _LONGEST_NAME, _LARGEST_IMAGE = 32, 1 << 16, 1 << 30  # bytes
 _SHUFFLED = 0
 
 
 class Shard:
-    """One tar file, mapped when it is first asked for."""
+    """One tar file, opened for each reading: there may be more of them than a process may hold open."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._map: mmap.mmap | None = None
 
     def read(self, start: int, size: int) -> bytes:
-        if self._map is None:
+        try:
             with self.path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return self._map[start : start + size]
+                data = os.pread(file.fileno(), size, start)
+        except OSError as error:
+            raise DataError(f"{self.path} cannot be read ({error.strerror or error}).") from error
+        if len(data) < size:
+            raise DataError(f"{self.path} is cut off at byte {start + len(data):,}.")
+        return data
 
     def name_of(self, start: int) -> str:
-        """What the member is called whose contents begin there."""
+        """What the member is called whose contents begin there, or the first 100 letters of it."""
         return self.read(start - tarfile.BLOCKSIZE, 100).split(b"\0")[0].decode("utf-8", "replace")
 
 
@@ -86,8 +89,12 @@ def is_sharded(folder: Path) -> bool:
 
 def _list_shards(folder: Path) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
-    for path in sorted(folder.iterdir()):
-        if match := _NAME.fullmatch(path.name):
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read ({error.strerror or error}).") from error
+    for path in paths:
+        if (match := _NAME.fullmatch(path.name)) and path.is_file():
             found.setdefault(match[1], []).append(path)
     return found
 
@@ -121,7 +128,7 @@ def _read_about(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        about = json.loads(path.read_text())
+        about = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as JSON ({error}).") from error
     kinds = {"name": str, "classes": list, "may_flip": bool}
@@ -155,31 +162,61 @@ def _list_samples(shard: Shard) -> list[tuple[str, int, int, int]]:
     labels: dict[str, int] = {}
     for name, start, size in _members(shard.path):
         key, suffix = _split_name(name)
+        known: dict[str, Any] = labels if suffix == ".cls" else images
+        if not key.rpartition("/")[2] or (suffix != ".cls" and suffix not in SUFFIXES):
+            continue
+        if key in known:
+            raise DataError(f"{shard.path} has two {'labels' if known is labels else 'images'} of the sample {key}.")
         if suffix == ".cls":
             labels[key] = _read_label(shard, name, start, size)
-        elif suffix in SUFFIXES:
-            if key in images:
-                raise DataError(f"{shard.path} has two images of the sample {key}.")
+        elif size > _LARGEST_IMAGE:
+            raise DataError(f"{shard.path} has an image {name} of {size:,} bytes.")
+        else:
             images[key] = start, size
     for these, others, what in ((images, labels, "label (.cls)"), (labels, images, "image")):
-        if missing := next((key for key in these if key not in others), None):
+        missing = next((key for key in these if key not in others), None)
+        if missing is not None:
             raise DataError(f"{shard.path} has no {what} of the sample {missing}.")
     return [(key, *place, labels[key]) for key, place in images.items()]
 
 
 def _members(path: Path) -> Iterator[tuple[str, int, int]]:
-    """Name, place and size of every plain file; links and devices are nothing to us."""
-    try:
-        with tarfile.open(path, "r:") as tar:
-            for member in tar:
-                if member.isreg():
-                    if member.offset_data + member.size > path.stat().st_size:
-                        raise DataError(f"{path} is cut off in {member.name}.")
-                    yield member.name, member.offset_data, member.size
-    except (tarfile.TarError, OSError, ValueError) as error:
-        if isinstance(error, SelfconError):
-            raise
-        raise DataError(f"{path} cannot be read as a tar file: {str(error).rstrip('.')}.") from error
+    """Name, place and size of every plain file; links and devices are nothing to us.
+
+    Headers are walked here because `tarfile` takes a damaged one for the end, and a size below zero for a way back.
+    """
+    end, place, long_name = path.stat().st_size, 0, None
+    with path.open("rb") as file:
+        while True:
+            file.seek(place)
+            block = file.read(tarfile.BLOCKSIZE)
+            if place and block == b"\0" * tarfile.BLOCKSIZE:
+                return
+            try:
+                member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+            except (tarfile.HeaderError, ValueError) as error:
+                raise DataError(f"{path} is cut off or damaged at byte {place:,}.") from error
+            start = place + tarfile.BLOCKSIZE
+            if member.size < 0 or start + member.size > end:
+                raise DataError(f"{path} is cut off or damaged in {member.name}.")
+            place = start + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+            if member.type in (tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE):
+                if member.size > _LONGEST_NAME:
+                    raise DataError(f"{path} has a name of {member.size:,} bytes at byte {start:,}.")
+                file.seek(start)
+                long_name = _long_name(file.read(member.size), member.type) or long_name
+                continue
+            if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE):
+                yield long_name or member.name, start, member.size
+            long_name = None
+
+
+def _long_name(data: bytes, kind: bytes) -> str | None:
+    """A name that does not fit the header, from what stands before it."""
+    if kind == tarfile.GNUTYPE_LONGNAME:
+        return data.rstrip(b"\0").decode("utf-8", "surrogateescape")
+    found = re.search(rb"(?:^|\n)\d+ path=([^\n]*)\n", data)
+    return found[1].decode("utf-8", "surrogateescape") if found else None
 
 
 def _split_name(name: str) -> tuple[str, str]:
@@ -203,26 +240,29 @@ def write_shards(source: Source, folder: str | Path, images_each: int) -> Path:
     """
     if images_each < 1:
         raise UsageError(f"A tar file holds at least one image, not {images_each}.")
-    folder = Path(folder)
-    staged = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    folder = Path(folder).absolute()
+    staged = None
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"{folder} is there and not empty: choose another name.")
-        staged.mkdir(parents=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".part", dir=folder.parent))
         for split, images in source.splits().items():
             order = np.arange(len(images))
             if split == "train":
                 np.random.default_rng(_SHUFFLED).shuffle(order)
             _write_split(staged, split, images, order, images_each)
         about = {"name": source.name, "classes": list(source.classes), "may_flip": source.may_flip}
-        (staged / _ABOUT).write_text(json.dumps(about, ensure_ascii=False))
+        (staged / _ABOUT).write_text(json.dumps(about), encoding="ascii")
+        staged.chmod(0o755)
         staged.replace(folder)
     except OSError as error:
         if isinstance(error, SelfconError):
             raise
         raise StorageError(f"{folder} cannot be written: {error.strerror or error}.") from error
     finally:
-        shutil.rmtree(staged, ignore_errors=True)
+        if staged is not None:
+            shutil.rmtree(staged, ignore_errors=True)
     return folder
 
 
@@ -232,10 +272,12 @@ def _write_split(folder: Path, split: str, images: Images, order: Labels, images
     )
     places = iter(zip(order, track(contents, f"Packing {split}", len(order)), strict=True))
     for number in range(-(-len(order) // images_each)):
-        with tarfile.open(folder / f"{split}-{number:06d}.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
-            for _, (index, (suffix, data)) in zip(range(images_each), places, strict=False):
-                _add(tar, f"{index:09d}{suffix}", data)
-                _add(tar, f"{index:09d}.cls", str(images.labels[index]).encode())
+        with (folder / f"{split}-{number:06d}.tar").open("wb") as file:
+            with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+                for _, (index, (suffix, data)) in zip(range(images_each), places, strict=False):
+                    _add(tar, f"{index:09d}{suffix}", data)
+                    _add(tar, f"{index:09d}.cls", str(images.labels[index]).encode())
+            os.fsync(file.fileno())
 
 
 def _contents(images: Images, index: int) -> tuple[str, bytes]:

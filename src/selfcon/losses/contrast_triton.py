@@ -113,20 +113,19 @@ class _Sorted:
 
 
 def _sort(
-    z: Tensor, groups: Tensor, exits: Tensor, columns: _Sorted | None = None, rows: slice = slice(None)
+    z: Tensor, groups: Tensor, exits: Tensor, *, rows: slice | None = None, columns: _Sorted | None = None
 ) -> _Sorted:
-    """All features, or some of them as rows beside the columns that all are."""
-    counting = columns is None and len(z) <= _COUNTED
+    """Features, or some of them, by group; beside columns that are others than themselves if those are given."""
+    counting = rows is None and columns is None and len(z) <= _COUNTED
     if counting:
         groups, found = groups.contiguous(), torch.empty_like(groups)
         order, begins, ends = torch.empty((3, len(z)), dtype=torch.int64, device=z.device)
     else:
+        rows = rows or slice(0, len(z))
         found, order = groups[rows].sort(stable=True)
-        order = order + (rows.start or 0)
-        begins, ends = (
-            torch.searchsorted(found if columns is None else columns.groups, found, right=right)
-            for right in (False, True)
-        )
+        order = order + rows.start
+        beside = found if columns is None else columns.groups
+        begins, ends = (torch.searchsorted(beside, found, right=right) for right in (False, True))
     count, wide = len(order), _wide(z.shape[1])
     features = torch.empty(count, wide, dtype=torch.float16, device=z.device)
     scales = torch.empty(count, device=z.device)
@@ -145,7 +144,9 @@ def _statistics_op(
 ) -> tuple[Tensor, Tensor, Tensor]:
     z = z.contiguous()
     columns = _sort(z, groups, exits)
-    rows = columns if stop - first == len(z) else _sort(z, groups, exits, columns, slice(first, stop))
+    rows = columns
+    if stop - first < len(z):
+        rows = _sort(z, groups, exits, rows=slice(first, stop), columns=columns)
     count, terms = stop - first, 2 if sets[2] else 1
     log_denominator = torch.empty(terms, count, device=z.device)
     attraction = torch.empty(terms, count, device=z.device)
@@ -186,25 +187,45 @@ def _gradient_op(
     stable: bool,
 ) -> Tensor:
     z = z.contiguous()
-    count, terms = len(z), 2 if sets[2] else 1
-    features = _sort(z, groups, exits)
+    terms = 2 if sets[2] else 1
     largest = torch.linalg.vector_norm(pull, ord=torch.inf)
-    forces = torch.empty(3, terms, count, device=z.device)
-    _arrange[triton.cdiv(count, 1024), terms](
-        features.order, log_denominator.contiguous(), pull.contiguous(), push.contiguous(), largest, tau, forces,
-        first, stop, count, terms, STABLE=stable, ROWS=1024,
-    )  # fmt: skip
     gradient = torch.empty_like(z)
-    shape = _shape(z.shape[1], count, z.device)
+    shape = _shape(z.shape[1], len(z), z.device)
     assert shape is not None
-    _gradient[triton.cdiv(count, shape["ROWS"]),](
-        z, features.features, features.scales, features.groups, features.kinds, features.order,
-        features.begins, features.ends, tau, forces[0], forces[1], forces[2], largest, gradient, count,
-        DIMENSION=z.shape[1], WIDE=_wide(z.shape[1]),
-        POSITIVES_0=sets[0], NEGATIVES_0=sets[1], POSITIVES_1=sets[2], NEGATIVES_1=sets[3],
-        TERMS=terms, STABLE=stable,
-        **shape,
-    )  # fmt: skip
+
+    def arrange(features: _Sorted) -> Tensor:
+        count = len(features.order)
+        forces = torch.empty(3, terms, count, device=z.device)
+        _arrange[triton.cdiv(count, 1024), terms](
+            features.order, log_denominator.contiguous(), pull.contiguous(), push.contiguous(), largest, tau, forces,
+            first, stop, count, terms, STABLE=stable, ROWS=1024,
+        )  # fmt: skip
+        return forces
+
+    def run(rows: _Sorted, columns: _Sorted) -> None:
+        of_columns = arrange(columns)
+        of_rows = of_columns if rows is columns else arrange(rows)
+        count = len(rows.order)
+        _gradient[triton.cdiv(count, shape["ROWS"]),](
+            z, rows.features, rows.scales, rows.groups, rows.kinds, rows.order, rows.begins, rows.ends, of_rows,
+            columns.features, columns.scales, columns.groups, columns.kinds, columns.order, of_columns,
+            tau, largest, gradient, count, len(columns.order),
+            DIMENSION=z.shape[1], WIDE=_wide(z.shape[1]),
+            POSITIVES_0=sets[0], NEGATIVES_0=sets[1], POSITIVES_1=sets[2], NEGATIVES_1=sets[3],
+            TERMS=terms, STABLE=stable,
+            **shape,
+        )  # fmt: skip
+
+    every = _sort(z, groups, exits)
+    if stop - first == len(z):
+        run(every, every)
+        return gradient
+    # Other processes' features are no anchors here: they meet only those that are.
+    run(_sort(z, groups, exits, rows=slice(first, stop), columns=every), every)
+    own = _sort(z, groups, exits, rows=slice(first, stop))
+    for others in (slice(0, first), slice(stop, len(z))):
+        if others.stop > others.start:
+            run(_sort(z, groups, exits, rows=others, columns=own), own)
     return gradient
 
 
@@ -503,39 +524,43 @@ def _weigh_mixed(exponents, pull_row, push_row, log_row, pull, push, log_denomin
     return weights
 
 
-@triton.jit(do_not_specialize=["features"])
+@triton.jit(do_not_specialize=["rows", "features"])
 def _gradient(
-    z, features_of, scales, groups, kinds, order, begins, ends, tau, pull, push, log_denominator, largest, gradient,
-    features,
+    z, row_features, row_scales, row_groups, row_kinds, row_order, begins, ends, row_forces,
+    features_of, scales, groups, kinds, order, forces,
+    tau, largest, gradient, rows, features,
     DIMENSION: tl.constexpr, WIDE: tl.constexpr,
     POSITIVES_0: tl.constexpr, NEGATIVES_0: tl.constexpr, POSITIVES_1: tl.constexpr, NEGATIVES_1: tl.constexpr,
     TERMS: tl.constexpr, STABLE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
     row = block * ROWS + tl.arange(0, ROWS)
-    there = row < features
+    there = row < rows
     d = tl.arange(0, WIDE)
-    h_row = tl.load(features_of + row.to(tl.int64)[:, None] * WIDE + d[None, :], mask=there[:, None], other=0.0)
-    kind_row = tl.load(kinds + row, mask=there, other=0)
+    h_row = tl.load(row_features + row.to(tl.int64)[:, None] * WIDE + d[None, :], mask=there[:, None], other=0.0)
+    kind_row = tl.load(row_kinds + row, mask=there, other=0)
     over_tau = _LOG2E / tl.load(tau)
     shift = 0.0
     if STABLE:
         shift = over_tau
-    factor = tl.load(scales + row, mask=there, other=0.0) * over_tau
-    last = tl.minimum(block * ROWS + ROWS, features) - 1
+    factor = tl.load(row_scales + row, mask=there, other=0.0) * over_tau
+    last = tl.minimum(block * ROWS + ROWS, rows) - 1
     begin, behind, full, plain, mixed = _count_tiles(
         tl.load(begins + block * ROWS), tl.load(ends + last), features, COLUMNS
     )
-    pull_row_0 = tl.load(pull + row, mask=there, other=0.0)
-    push_row_0 = tl.load(push + row, mask=there, other=0.0)
-    log_row_0 = tl.load(log_denominator + row, mask=there, other=float("inf")) * _LOG2E
+    pull = forces
+    push = forces + TERMS * features
+    log_denominator = push + TERMS * features
+    pull_row_0 = tl.load(row_forces + row, mask=there, other=0.0)
+    push_row_0 = tl.load(row_forces + TERMS * rows + row, mask=there, other=0.0)
+    log_row_0 = tl.load(row_forces + 2 * TERMS * rows + row, mask=there, other=float("inf")) * _LOG2E
     pull_row_1 = pull_row_0
     push_row_1 = push_row_0
     log_row_1 = log_row_0
     if TERMS == 2:
-        pull_row_1 = tl.load(pull + features + row, mask=there, other=0.0)
-        push_row_1 = tl.load(push + features + row, mask=there, other=0.0)
-        log_row_1 = tl.load(log_denominator + features + row, mask=there, other=float("inf")) * _LOG2E
+        pull_row_1 = tl.load(row_forces + rows + row, mask=there, other=0.0)
+        push_row_1 = tl.load(row_forces + 3 * rows + row, mask=there, other=0.0)
+        log_row_1 = tl.load(row_forces + 5 * rows + row, mask=there, other=float("inf")) * _LOG2E
     sums = tl.zeros((ROWS, WIDE), tl.float32)
 
     for number in range(plain):
@@ -555,8 +580,8 @@ def _gradient(
             )  # fmt: skip
         sums = tl.dot(weights.to(tl.float16), h_column, sums)
 
-    group_row = tl.load(groups + row, mask=there, other=0)
-    place = tl.load(order + row, mask=there, other=0)
+    group_row = tl.load(row_groups + row, mask=there, other=0)
+    place = tl.load(row_order + row, mask=there, other=0)
     h_row, rest_row = _split(z, place, there, d, DIMENSION)
     for number in tl.range(0, mixed, num_stages=1):
         column = _mixed_tile(number, begin, behind, full) * COLUMNS + tl.arange(0, COLUMNS)
@@ -570,7 +595,7 @@ def _gradient(
         kind = tl.load(kinds + column, mask=inside, other=0)
         both = there[:, None] & inside[None, :]
         other = (group_row[:, None] != group[None, :]) & both
-        same = (group_row[:, None] == group[None, :]) & both & (row[:, None] != column[None, :])
+        same = (group_row[:, None] == group[None, :]) & both & (place[:, None] != place_column[None, :])
         weights = _weigh_mixed(
             exponents, pull_row_0, push_row_0, log_row_0, pull, push, log_denominator, column, inside,
             same, other, kind_row, kind, POSITIVES_0, NEGATIVES_0, STABLE,

@@ -16,7 +16,6 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from selfcon.errors import NonFiniteError, SelfconWarning, UsageError, unknown_name
 from selfcon.losses import dense, ring, tiled
@@ -156,26 +155,30 @@ def normalise(features: Tensor) -> Tensor:
 
 
 class _Normalise(torch.autograd.Function):
-    """Keeps the unit features and their lengths for the backward pass, and no other copy of them."""
+    """Keeps the unit features for the backward pass, beside those it was given, and no other copy of them."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: Any, features: Tensor, shortest: float) -> Tensor:
+    def forward(features: Tensor, shortest: float) -> Tensor:
         # Dividing by the largest entry first keeps squares from over- and underflowing.
         largest = torch.linalg.vector_norm(features, ord=math.inf, dim=-1, keepdim=True)
         nonzero = ~(largest <= shortest)  # true for NaN, which must stay visible
-        largest = torch.where(nonzero, largest, 1)
-        unit = features / largest
-        over_length = torch.where(nonzero, 1 / torch.linalg.vector_norm(unit, dim=-1, keepdim=True), 0)
-        unit = unit.mul_(over_length)
-        ctx.save_for_backward(unit, over_length / largest)
-        return unit
+        unit = features / torch.where(nonzero, largest, 1)
+        return unit * torch.where(nonzero, 1 / torch.linalg.vector_norm(unit, dim=-1, keepdim=True), 0)
 
     @staticmethod
-    @once_differentiable
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], output)
+
+    @staticmethod
     def backward(ctx: Any, above: Tensor) -> tuple[Tensor, None]:
-        unit, over_length = ctx.saved_tensors
+        features, unit = ctx.saved_tensors
+        length = (features * unit).sum(-1, keepdim=True)
         along = (above * unit).sum(-1, keepdim=True)
-        return torch.addcmul(above, along, unit, value=-1).mul_(over_length), None
+        across = torch.addcmul(above, along, unit, value=-1)
+        over_length = torch.where(length == 0, 0, 1 / length)
+        return across * over_length if torch.is_grad_enabled() else across.mul_(over_length), None
 
 
 def raised(values: Tensor) -> Tensor:

@@ -58,8 +58,8 @@ def term_sums(
     if isinstance(temperature, Tensor):
         tau, stable = temperature.to(z), False
     else:
-        # exp((s - 1) / tau) must not vanish for s = -1: in float32 that is so from 0.023 on
-        tau, stable = torch.full((), temperature, dtype=z.dtype, device=z.device), temperature >= 0.025
+        # exp((s - 1) / tau) must not vanish for s = -1, nor its inverse times a weight overflow, in float32
+        tau, stable = torch.full((), temperature, dtype=z.dtype, device=z.device), temperature >= 0.03
     pairs = Pairs(z, contrast.groups, contrast.exits, contrast.own, tuple(terms), tau, stable)
     sums: Tensor
     counts: Tensor

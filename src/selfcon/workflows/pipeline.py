@@ -188,7 +188,7 @@ def _run(run: RunFolder, settings: Settings, running: Running, world: World, sto
     task = prepare(settings, device, world, trust=running.trust)
     if device.type == "cuda" or task.train.spread:
         say(task.describe_place())
-    task.check_last_batch()
+    task.check_batches()
     task.check_shares()
     world.tell(lambda: _check_same_data(task, run))
     _check_stop(world, stop, device)

@@ -185,16 +185,25 @@ class Task:
             "options": dict(settings.model_options),
         }
 
-    def check_last_batch(self) -> None:
-        """Refuse an epoch whose last batch is one image, where batch normalisation cannot live with that."""
-        if len(self.train) % self.settings.batch_size * self.method.views != 1:
-            return
+    def check_batches(self) -> None:
+        """Refuse images too small for the network, and a last batch of one where batch normalisation needs more."""
+        alone = len(self.train) % self.settings.batch_size * self.method.views == 1
         options = self.network_options(classifiers=False)
         name, exits, more = options.pop("name"), parse_exits(options.pop("exits")), options.pop("options")
+        more.pop("pretrained", None)
         try:
-            with torch.device("meta"):
-                create_model(name, exits=exits, **options, **more)(torch.empty(1, 3, self.size, self.size))
+            with torch.device("meta"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                net = create_model(name, exits=exits, **options, **more)
+                net(torch.empty(1 if alone else 2, 3, self.size, self.size))
+        except NotImplementedError:
+            return  # some networks cannot be tried so
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0].rstrip(".")
+            raise UsageError(f"{name} cannot take images of {self.size} pixels ({reason}).") from error
         except ValueError as error:
+            if not alone:
+                raise
             raise UsageError(
                 f"The last batch of an epoch would hold one image, too few for batch normalisation at {self.size} "
                 f"pixels: choose another --batch-size than {self.settings.batch_size}."
@@ -202,16 +211,16 @@ class Task:
 
     def check_shares(self) -> None:
         """Refuse batches that the processes cannot share."""
-        world, last = self.world.size, len(self.train) % self.settings.batch_size
+        world = self.world.size
         sizes = {"batch_size": self.settings.batch_size, "probe.batch_size": self.settings.probe.batch_size}
         for name, size in sizes.items():
             if size % world:
                 raise UsageError(f"{name} is {size}, which {world} processes cannot share evenly.")
-        if 0 < last < world:
-            raise UsageError(
-                f"The last batch of an epoch would hold {last} images for {world} processes: "
-                f"choose another --batch-size than {self.settings.batch_size}."
-            )
+            if 0 < (last := len(self.train) % size) < world:
+                raise UsageError(
+                    f"The last batch of an epoch would hold {last} images for {world} processes: "
+                    f"choose another {name} than {size}."
+                )
 
     def _synchronises(self) -> bool:
         """By default where a process sees so few samples that its own statistics would be poor ones."""
