@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 WORKERS ?= 2
 
-.PHONY: setup demo test test-all lint format bench results lock clean
+.PHONY: setup demo test test-all lint format bench results lock audit mutants clean
 
 setup: $(READY)
 
@@ -45,6 +45,12 @@ bench: $(READY)
 lock: $(READY)
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header --all-extras \
 		--python-version 3.11 pyproject.toml --output-file requirements.lock
+
+audit: $(READY)
+	$(BIN)/pip-audit --disable-pip --requirement requirements.lock
+
+mutants: $(READY)
+	$(BIN)/python benchmarks/mutants.py
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -8,6 +8,8 @@ import json
 import os
 import pickle
 import struct
+import subprocess
+import sys
 import tarfile
 import time
 import zipfile
@@ -425,3 +427,14 @@ def test_weights_of_strangers(tmp_path: Path) -> None:
         main(["fit", "--data", "digits", "--weights", str(evil), "--out", "run"])
     assert ended.value.code == 77
     assert not (tmp_path / "run").exists()
+
+
+def test_damaged_files_of_every_kind(tmp_path: Path) -> None:
+    """benchmarks/fuzz.py for a few seconds; ten minutes of it are run by hand."""
+    script = Path(__file__).parents[2] / "benchmarks" / "fuzz.py"
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script), "0.2"], env=environment, check=False, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(done.stdout.splitlines()) == 8
