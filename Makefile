@@ -50,7 +50,7 @@ audit: $(READY)
 	$(BIN)/pip-audit --disable-pip --requirement requirements.lock
 
 mutants: $(READY)
-	$(BIN)/python benchmarks/mutants.py
+	WORKERS=$(WORKERS) $(BIN)/python benchmarks/mutants.py
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +14,8 @@ import selfcon
 from tests.losses.test_methods import CONTRASTIVE
 
 pytestmark = pytest.mark.filterwarnings("ignore:no anchor of this batch")
+
+MANY = int(os.environ.get("SELFCON_CASES", "150"))
 
 
 @st.composite
@@ -28,7 +32,7 @@ def same(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=MANY, deadline=None)
 @given(batches())
 def test_order_of_the_batch(batch: tuple[str, Tensor, Tensor, torch.Generator]) -> None:
     name, features, labels, rng = batch
@@ -37,7 +41,7 @@ def test_order_of_the_batch(batch: tuple[str, Tensor, Tensor, torch.Generator]) 
     same(method.loss(features[order], labels[order]), method.loss(features, labels))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=MANY, deadline=None)
 @given(batches())
 def test_names_of_the_labels(batch: tuple[str, Tensor, Tensor, torch.Generator]) -> None:
     name, features, labels, rng = batch
@@ -46,7 +50,7 @@ def test_names_of_the_labels(batch: tuple[str, Tensor, Tensor, torch.Generator])
     same(method.loss(features, names[labels + 3]), method.loss(features, labels))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=MANY, deadline=None)
 @given(batches())
 def test_rotation_and_length_of_the_features(batch: tuple[str, Tensor, Tensor, torch.Generator]) -> None:
     name, features, labels, rng = batch
