@@ -84,12 +84,14 @@ def _spared(node: ast.AST) -> Iterator[ast.AST]:
         yield node.annotation
     elif isinstance(node, ast.ClassDef):
         yield from node.decorator_list
-    elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+    elif _is_told(node) or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
         yield node
-    elif isinstance(node, ast.Raise | ast.JoinedStr | ast.Assert | ast.Import | ast.ImportFrom) or (
-        isinstance(node, ast.Call) and ast.unparse(node.func) == "warnings.warn"
-    ):
-        yield node
+
+
+def _is_told(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return ast.unparse(node.func) == "warnings.warn"
+    return isinstance(node, ast.Raise | ast.JoinedStr | ast.Assert | ast.Import | ast.ImportFrom)
 
 
 def _changes(node: ast.AST) -> list[str]:

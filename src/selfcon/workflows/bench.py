@@ -30,6 +30,15 @@ from selfcon.workflows.task import Task, choose_device
 
 Row = dict[str, Any]
 _CLASSES = 100
+_KERNELS = {
+    "augmentation": ("_make_views", "_augment"),
+    "loss_kernels": ("_statistics", "_gradient", "_pack", "_arrange"),
+    "optimiser": ("multi_tensor", "FusedSgd", "fused_sgd", "FusedAdam"),
+    "compiled_elementwise_and_batch_norm": ("triton_",),
+    "batch_norm": ("batch_norm", "bn_fw", "bn_bw", "batchnorm"),
+    "convolutions_and_matrix_products": ("conv", "gemm", "xmma", "cutlass", "cudnn", "nvjet", "wgrad", "dgrad", "sm90"),
+    "copies": ("Memcpy", "Memset", "copy"),
+}  # by what the names of kernels contain
 _PLAIN_EPOCHS = 2  # until every shape of batch is recorded
 
 
@@ -120,6 +129,8 @@ class Bench:
                 "share_of_matrix_rate": flops * rate * 1e-12 / machine["matrix_tflops"],
                 "peak_memory_bytes": memory,
             }
+            if device.type == "cuda":
+                yield self._profile(stage, trainer, step)
             yield {
                 "what": "epoch",
                 "method": name,
@@ -157,6 +168,20 @@ class Bench:
             trainer.check()
             times.append(time.perf_counter() - begun)
         return first, min(times[_PLAIN_EPOCHS:])
+
+    def _profile(self, stage: Stage, trainer: Trainer, step: float) -> Row:
+        """Where the time of a step goes: milliseconds of the GPU by kind of kernel, batch and augmentation included."""
+
+        def one() -> None:
+            batch = next(stage.batches(0, 0))
+            trainer.update(batch.images, batch.labels, 0)
+
+        by_kind: dict[str, float] = {}
+        for name, seconds in _gpu_seconds_by_name(one).items():
+            kind = next((kind for kind, marks in _KERNELS.items() if any(mark in name for mark in marks)), "other")
+            by_kind[f"{kind}_ms"] = by_kind.get(f"{kind}_ms", 0.0) + 1000 * seconds
+        largest_first = dict(sorted(by_kind.items(), key=lambda item: -item[1]))
+        return {"what": "profile", "model": self.model, "step_ms": 1000 * step, **largest_first}
 
     def _repeat_last(self, stage: Stage, trainer: Trainer) -> None:
         last = next(stage.batches(0, stage.steps_per_epoch - 1))
@@ -255,12 +280,19 @@ def _seconds(work: Callable[[], Any], device: torch.device, calls: int) -> float
 
 def _gpu_seconds(work: Callable[[], Any], calls: int = 10) -> float:
     """What the GPU itself was busy with a call, whatever the host needed to launch it."""
+    return sum(_gpu_seconds_by_name(work, calls).values())
+
+
+def _gpu_seconds_by_name(work: Callable[[], Any], calls: int = 10) -> dict[str, float]:
+    """The same by the names of kernels."""
     with profile(activities=[ProfilerActivity.CUDA]) as watched:
         for _ in range(calls):
             work()
         torch.cuda.synchronize()
-    busy: float = sum(event.self_device_time_total for event in watched.key_averages())
-    return busy * 1e-6 / calls
+    busy: dict[str, float] = {}
+    for event in watched.key_averages():
+        busy[event.key] = busy.get(event.key, 0.0) + event.self_device_time_total * 1e-6 / calls
+    return busy
 
 
 def _synchronise(device: torch.device) -> None:
