@@ -33,7 +33,7 @@ def test_the_newest_is_loaded_and_two_are_kept(tmp_path: Path) -> None:
     assert torch.equal(found.tensors["weights"], torch.full((3,), 4.0))
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "json", "missing"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "json", "number", "nest", "digit", "missing"])
 def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path: Path, damage: str) -> None:
     fill(tmp_path, 2)
     newest = tmp_path / "step-000000002"
@@ -46,6 +46,14 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path: Path, damag
         weights.write_bytes(data[:-3])
     elif damage == "json":
         (newest / "state.json").write_text("{")
+    elif damage == "number":
+        (newest / "state.json").write_text("616")
+    elif damage == "nest":
+        (newest / "state.json").write_text("[" * 100_000)
+    elif damage == "digit":
+        text = (newest / "state.json").read_text()
+        assert '"epoch": 2' in text
+        (newest / "state.json").write_text(text.replace('"epoch": 2', '"epoch": 3'))
     else:
         weights.unlink()
     with pytest.warns(SelfconWarning, match="step-000000002 cannot be used"):
@@ -61,7 +69,7 @@ def test_one_of_another_version_is_not_taken_for_damage(tmp_path: Path) -> None:
     fill(tmp_path, 2)
     facts = tmp_path / "step-000000002" / "state.json"
     facts.write_text(json.dumps({**json.loads(facts.read_text()), "format": 99}))
-    with pytest.raises(UsageError, match="is of format 99, and this version of selfcon reads format 1"):
+    with pytest.raises(UsageError, match="is of format 99, and this version of selfcon reads format 2"):
         load_newest(tmp_path)
 
 

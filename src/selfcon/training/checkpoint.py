@@ -1,7 +1,7 @@
 """Checkpoints that are whole or not there: staged beside, hashed, synchronised, renamed; two are kept.
 
-A checkpoint is a folder with `state.safetensors` (every tensor) and `state.json` (every number, and the hash of the
-former). No pickle.
+A checkpoint is a folder with `state.safetensors` (every tensor) and `state.json` (every number, and the hashes of the
+former and of itself). No pickle.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from selfcon.errors import SelfconWarning, StorageError, UsageError
 
-_FORMAT = 1
+_FORMAT = 2
 _KEPT = 2
 
 
@@ -40,6 +40,7 @@ def save(folder: Path, name: str, checkpoint: Checkpoint) -> Path:
     target, staged = folder / name, folder / f".{name}.part"
     data = save_tensors(_plain(checkpoint.tensors))
     facts = {**checkpoint.facts, "format": _FORMAT, "sha256": hashlib.sha256(data).hexdigest()}
+    facts["facts_sha256"] = _hash_facts(json.loads(json.dumps(facts)))  # as they will be read
     try:
         shutil.rmtree(staged, ignore_errors=True)
         staged.mkdir(parents=True)
@@ -73,7 +74,7 @@ def load_newest(folder: Path) -> Checkpoint | None:
             return _read(folder / name)
         except UsageError:
             raise
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, RecursionError, SafetensorError) as error:
             warnings.warn(
                 f"{folder / name} cannot be used ({error}); the one before is tried.", SelfconWarning, stacklevel=2
             )
@@ -90,6 +91,8 @@ def newest(folder: Path) -> Path | None:
 
 def _read(path: Path) -> Checkpoint:
     facts = json.loads((path / "state.json").read_text())
+    if not isinstance(facts, dict):
+        raise ValueError("state.json holds no facts")  # noqa: TRY004 - damage, not a mistake of a caller
     data = (path / "state.safetensors").read_bytes()
     found = hashlib.sha256(data).hexdigest()
     if facts["format"] != _FORMAT:
@@ -99,7 +102,15 @@ def _read(path: Path) -> Checkpoint:
         )
     if found != facts["sha256"]:
         raise ValueError(f"state.safetensors has the hash {found}, and {facts['sha256']} was written")
+    if (own := _hash_facts(facts)) != facts["facts_sha256"]:
+        raise ValueError(f"state.json has the hash {own}, and {facts['facts_sha256']} was written")
     return Checkpoint(load_tensors(data), facts)
+
+
+def _hash_facts(facts: Mapping[str, Any]) -> str:
+    """Of all facts but their own hash."""
+    others = {name: value for name, value in facts.items() if name != "facts_sha256"}
+    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
 
 def write_whole(path: Path, data: bytes) -> None:
