@@ -141,7 +141,7 @@ def test_mistakes_end_all_processes_at_once(place: Path) -> None:
     said = run(place, 2, *COMMAND, "--out", "x", "--batch-size", "25", code=1)
     assert "batch_size is 25, which 2 processes cannot share evenly" in said
     assert said.count("cannot share evenly") == 1
-    said = run(place, 3, *COMMAND, "--out", "x", "--probe.batch_size", "48", code=1)  # 98 = 2 * 48 + 2
+    said = run(place, 3, *COMMAND, "--out", "x", "--batch-size", "21", "--probe.batch_size", "48", code=1)
     assert "would hold 2 images for 3 processes: choose another probe.batch_size" in said
 
 

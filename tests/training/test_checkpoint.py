@@ -97,6 +97,15 @@ def test_a_run_folder_belongs_to_one_run_and_one_process(tmp_path: Path) -> None
         assert settings == other
 
 
+def test_a_run_that_never_began_gives_way(tmp_path: Path) -> None:
+    RunFolder.open(tmp_path / "run", Settings(), verb="fit").close()
+    other = make_settings({"epochs": 7})
+    RunFolder.open(tmp_path / "run", other, verb="fit").close()
+    reopened, settings = RunFolder.reopen(tmp_path / "run")
+    reopened.close()
+    assert settings == other
+
+
 def test_folders_that_are_no_runs(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "x.jpg").touch()

@@ -48,7 +48,7 @@ class RunFolder:
             run = cls(path, lock)
             asked = path / "config.yaml"
             _check_is_run(path)
-            if overwrite:
+            if overwrite or _never_began(path):
                 run._clear()
             else:
                 _check_same_run(path, settings)
@@ -125,6 +125,11 @@ def _check_is_run(path: Path) -> None:
     if not (path / "config.yaml").exists() and any(child.name != ".lock" for child in path.iterdir()):
         (path / ".lock").unlink(missing_ok=True)
         raise UsageError(f"{path} is not empty and holds no run: choose another --out.")
+
+
+def _never_began(path: Path) -> bool:
+    """Whether a run was refused before its first step: there is nothing to go on with."""
+    return {child.name for child in path.iterdir()} <= {".lock", "config.yaml", "environment.json", "data.json"}
 
 
 def _check_same_run(path: Path, settings: Settings) -> None:
