@@ -180,3 +180,38 @@ def test_an_unknown_method_gets_the_nearest_name() -> None:
         selfcon.get_method("selfcon-start")
     with pytest.raises(UsageError, match="valid: ce, ce-sub, "):
         selfcon.get_method("???")
+
+
+def test_what_each_method_wants() -> None:
+    """Views, labels, exits, stages, as the paper has them."""
+    expected = {
+        "supcon": (2, True, False, 2),
+        "supcon-s": (1, True, False, 2),
+        "selfcon": (1, True, True, 2),
+        "selfcon-m": (2, True, True, 2),
+        "selfcon-star": (1, True, True, 2),
+        "selfcon-m-star": (2, True, True, 2),
+        "simclr": (2, False, False, 2),
+        "selfcon-su": (1, False, True, 2),
+        "selfcon-mu": (2, False, True, 2),
+        "selfcon-su-star": (1, False, True, 2),
+        "selfcon-mu-star": (2, False, True, 2),
+        "ce": (1, True, False, 1),
+        "ce-sub": (1, True, True, 1),
+        "sd": (1, True, True, 1),
+        "selfcon-1stage": (1, True, True, 1),
+    }
+    methods = {name: selfcon.get_method(name) for name in selfcon.list_methods()}
+    found = {name: (m.views, m.uses_labels, m.uses_exits, m.stages) for name, m in methods.items()}
+    assert found == expected
+
+
+def test_defaults_and_exits_that_do_not_count() -> None:
+    labels = torch.tensor([0, 0, 1, 1])
+    for name in ("supcon", "simclr"):
+        features = torch.randn(4, 2, 3, 5)
+        method = selfcon.get_method(name)
+        assert torch.equal(method.loss(features, labels), method.loss(features[:, :, :1], labels))
+    star, features = selfcon.get_method("selfcon-star"), torch.randn(4, 1, 2, 5)
+    assert torch.equal(star.loss(features, labels), star.loss(features, labels, alpha=1.0, temperature=0.1))
+    assert star.loss(features, labels) != star.loss(features, labels, alpha=2.0)
