@@ -3,7 +3,7 @@
 On a GPU: forward and backward of SelfCon (two exits, so N = 2 B features of D = 128) replayed in a CUDA graph, beside
 the manner of the released code and pytorch-metric-learning in the same process; on a CPU small sizes without a graph.
 A JSON line for each implementation and size: milliseconds, and memory beyond features and their gradient.
-    python benchmarks/loss_sizes.py [largest N]
+    python benchmarks/loss_sizes.py [N ...]
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 import selfcon
 
 TAU = 0.1
+_SIZES = [512, 1024, 2048, 8192, 32_768, 65_536, 262_144, 1 << 20]
 
 
 def released_manner(features: Tensor, labels: Tensor) -> Tensor:
@@ -51,7 +52,7 @@ def contestants() -> dict[str, Contestant]:
 
     found = {
         "selfcon dense": Contestant(ours("dense"), 32_768),
-        "selfcon tiled": Contestant(ours("tiled"), 262_144),
+        "selfcon tiled": Contestant(ours("tiled"), 65_536),
         "released manner": Contestant(released_manner, 65_536),
     }
     if torch.cuda.is_available():
@@ -108,9 +109,8 @@ def measure(contestant: Contestant, features: Tensor, labels: Tensor) -> tuple[f
 
 def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    largest = int(sys.argv[1]) if len(sys.argv) > 1 else (1 << 20 if device == "cuda" else 4096)
-    size = 2048
-    while size <= largest:
+    sizes = [int(size) for size in sys.argv[1:]] or (_SIZES if device == "cuda" else _SIZES[:3])
+    for size in sizes:
         for name, contestant in contestants().items():
             if size > contestant.largest:
                 continue
@@ -126,7 +126,6 @@ def main() -> None:
             del features, labels
             if device == "cuda":
                 torch.cuda.empty_cache()
-        size *= 4 if size < 16_384 or size >= 65_536 else 2
 
 
 if __name__ == "__main__":
