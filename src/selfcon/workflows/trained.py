@@ -1,0 +1,79 @@
+"""A trained run, opened: its network, what is known of it, and the data as it saw them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from selfcon.config import Settings, make_settings, read_yaml
+from selfcon.data.resident import Resident, fingerprint, make_resident
+from selfcon.data.source import Images, Source
+from selfcon.data.sources import load
+from selfcon.errors import UsageError
+from selfcon.networks.multi_exit import MultiExitNetwork
+from selfcon.training.artifact import load_model
+from selfcon.workflows.task import choose_device, read_source
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """What `open_run` gives; data are read when they are first asked for."""
+
+    path: Path
+    net: MultiExitNetwork
+    facts: dict[str, Any]
+    settings: Settings
+    device: torch.device
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def size(self) -> int:
+        """The side of its images."""
+        return int(self.facts["image_size"])
+
+    @cached_property
+    def source(self) -> Source:
+        """Its own data."""
+        return read_source(self.settings)
+
+    def other_source(self, data: str) -> Source:
+        """Other data, read as its own are."""
+        return load(data, root=self.settings.data_root)
+
+    def split(self, name: str) -> Resident:
+        """A split of its own data, once it is seen to be what it was trained with."""
+        images = self.source.splits().get(name)
+        if images is None:
+            raise UsageError(f"{self.source.name} has no split {name!r}; it has {', '.join(self.source.splits())}.")
+        resident = self.resident(images)
+        if self.facts["data_sha256"].get(name) != fingerprint(resident):
+            raise UsageError(
+                f"{self.facts['data']} is not what {self.path} was trained on ({name} differs): "
+                f"name other data with --data."
+            )
+        return resident
+
+    def resident(self, images: Images) -> Resident:
+        """Images as the run saw them, with its statistics."""
+        like = Resident(
+            torch.empty(0, 3, 1, 1, dtype=torch.uint8),
+            torch.empty(0, dtype=torch.long),
+            torch.tensor(self.facts["mean"]),
+            torch.tensor(self.facts["std"]),
+        )
+        return make_resident(images, size=self.size, device=self.device, like=like)
+
+
+def open_run(run_folder: str | Path, device: str = "auto") -> TrainedRun:
+    """The model of a run folder on a device."""
+    net, facts = load_model(run_folder)
+    settings = make_settings(read_yaml(Path(run_folder) / "config.yaml"))
+    chosen = choose_device(device)
+    return TrainedRun(Path(run_folder), net.to(chosen), facts, settings, chosen)
