@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from selfcon._lazy import attach
 
 if TYPE_CHECKING:
+    from selfcon import analysis as analysis
     from selfcon import data as data
     from selfcon import errors as errors
     from selfcon import losses as losses
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from selfcon.networks.multi_exit import Output as Output
     from selfcon.networks.registry import create_model as create_model
     from selfcon.networks.registry import list_models as list_models
+    from selfcon.workflows import analyze as analyze
     from selfcon.workflows.measures import evaluate as evaluate
     from selfcon.workflows.measures import knn as knn
     from selfcon.workflows.pipeline import fit as fit
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 _NAMES = {
+    "analysis": "selfcon.analysis",
     "data": "selfcon.data",
     "errors": "selfcon.errors",
     "losses": "selfcon.losses",
@@ -47,6 +50,7 @@ _NAMES = {
     "Output": "selfcon.networks.multi_exit",
     "create_model": "selfcon.networks.registry",
     "list_models": "selfcon.networks.registry",
+    "analyze": "selfcon.workflows.analyze",
     "evaluate": "selfcon.workflows.measures",
     "knn": "selfcon.workflows.measures",
     "fit": "selfcon.workflows.pipeline",

@@ -67,6 +67,7 @@ def _list(options: argparse.Namespace) -> int:
         return 0
     for each in described:
         waits = f" (waits for {each['waits_for']})" if each["waits_for"] else ""
+        waits += f" ({each['made_by']})" if each["made_by"] else ""
         print(f"{each['name']:12s}{each['cells']:4d} numbers  {each['title']}{waits}")
     return 0
 
@@ -84,7 +85,7 @@ def _show(options: argparse.Namespace) -> int:
         if name in ("F1", "F2"):
             _draw(name, options.out)
         elif not exhibit.cells:
-            print(f"  a picture without numbers; waits for {exhibit.waits_for}")
+            print(f"  a picture without numbers: {exhibit.made_by} draws it of your runs")
         for number in sorted({cell.part for cell in exhibit.cells}):
             _print_grid([each for each in compared if (each.cell.exhibit, each.cell.part) == (name, number)])
     return 0
@@ -147,6 +148,9 @@ def _jobs(options: argparse.Namespace) -> list[Any]:
     waiting = [cell.waits_for for cell in cells if cell.waits_for is not None]
     for tool in sorted(set(waiting)):
         say(f"{waiting.count(tool)} of {len(cells)} numbers wait for {tool}")
+    made = [cell.made_by for cell in cells if cell.made_by is not None]
+    for tool in sorted(set(made)):
+        say(f"{made.count(tool)} of {len(cells)} numbers are measured by {tool}")
     return list_jobs(cells, options.scale, seeds, parse_data(options.data))
 
 
@@ -185,10 +189,11 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _comparisons(options: argparse.Namespace) -> list[Comparison]:
-    from selfcon.workflows.reproduce import compare, find_runs, parse_data, select
+    from selfcon.workflows.reproduce import compare, find_costs, find_runs, parse_data, select
 
-    runs = find_runs([options.out / options.scale, options.results], parse_data(options.data))
-    return compare(select(options.exhibits, options.only), options.scale, runs)
+    folders = [options.out / options.scale, options.results]
+    runs = find_runs(folders, parse_data(options.data))
+    return compare(select(options.exhibits, options.only), options.scale, runs, find_costs([*folders, Path()]))
 
 
 def _compare(options: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from selfcon.errors import UsageError, unknown_name
 from selfcon.networks.exits import BACKBONE, Exit
 from selfcon.networks.heads import Projection
-from selfcon.networks.stages import Splitter, input_channels
+from selfcon.networks.stages import Splitter, Staged, input_channels
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,33 @@ class MultiExitNetwork(nn.Module):
         wanted = [leave for leave in self.exits if upto in (None, leave.name)]
         whole = upto in (None, BACKBONE)
         maps, feature = self._splitter.walk(self.encoder, images, [leave.after for leave in wanted], whole=whole)
+        return self._leave(wanted, maps, feature)
+
+    def look_inside(self, images: Tensor, after: int) -> tuple[Tensor, Output]:
+        """The map [B, C, H, W] after a stage, counted from 1, and all exits, computed from that very map."""
+        stages = len(self._splitter.stages(self.encoder)) if isinstance(self._splitter, Staged) else 0
+        known = [leave.after for leave in self.exits]
+        if after not in known and not 1 <= after <= stages:
+            there = f"stages 1 to {stages}" if stages else f"the stages {known}" if known else "none of its stages"
+            raise UsageError(f"This network can be looked at after {there}, not after {after}.")
+        maps, feature = self._splitter.walk(self.encoder, images, sorted({*known, after}), whole=True)
+        return maps[after], self._leave(self.exits, maps, feature)
+
+    def stage_of_modules(self) -> dict[str, int]:
+        """The stage of every module of the encoder: the stem is 0, what stands behind the last stage is left out.
+
+        Of encoders that do not run stage by stage, nothing is known.
+        """
+        if not isinstance(self._splitter, Staged):
+            return {}
+        names = {id(module): name for name, module in self.encoder.named_modules()}
+        found: dict[str, int] = {}
+        for number, stage in enumerate(self._splitter.stages(self.encoder), start=1):
+            found |= {names[id(inner)]: number for module in stage for inner in module.modules()}
+        behind = {names[id(inner)] for module in self._splitter.end(self.encoder) for inner in module.modules()}
+        return {name: found.get(name, 0) for name in names.values() if name and name not in behind}
+
+    def _leave(self, wanted: Sequence[Exit], maps: Mapping[int, Tensor], feature: Tensor | None) -> Output:
         features = {} if feature is None else {BACKBONE: feature}
         for leave in wanted:
             features[leave.name] = self.subnetworks[leave.name](maps[leave.after])

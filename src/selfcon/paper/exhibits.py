@@ -35,6 +35,8 @@ _SMOKE = {
     "precision": "fp32",
     "watch.knn_every": 0,
 }
+COST, INFORMATION = "selfcon analyze cost", "selfcon analyze information"
+"""Commands that measure numbers of the paper."""
 _WITHOUT_EXITS = ("ce", "supcon", "supcon-s", "simclr")
 # What a run may differ in and still be the same experiment.
 _NO_MATTER = ("data_root", "class_list", "bad_images", "seed", "keep_epochs")
@@ -53,7 +55,8 @@ class Cell:
     seeds: int
     minus: str | None = None  # the number is a difference from this method's
     over: str | None = None  # or a multiple of it
-    waits_for: str | None = None
+    waits_for: str | None = None  # a tool that is not there yet
+    made_by: str | None = None  # the command that measures it
     part: int = 0  # which grid of the exhibit, and where in it
     row: str = ""
     column: str = ""
@@ -64,8 +67,9 @@ class Cell:
 
     @property
     def runs(self) -> bool:
-        """Whether training runs are all that it takes, and it is no number by definition."""
-        return self.waits_for is None and self.over != self.condition.get("method")
+        """Whether it takes training runs, and is no number by definition."""
+        trained = self.waits_for is None and self.made_by != COST
+        return trained and self.over != self.condition.get("method")
 
     def settings(self, scale: str, *, seed: int = 0, method: str | None = None) -> Settings:
         """What to run for it; `method` for another one under the same condition."""
@@ -93,6 +97,7 @@ class Exhibit:
     section: str
     label: str | None
     waits_for: str | None
+    made_by: str | None
     cells: tuple[Cell, ...]
 
     def describe(self) -> dict[str, Any]:
@@ -104,6 +109,7 @@ class Exhibit:
             "where": self.section,
             "cells": len(self.cells),
             "waits_for": self.waits_for,
+            "made_by": self.made_by,
         }
 
 
@@ -196,13 +202,15 @@ def _exhibit(name: str, entry: Mapping[str, Any]) -> Exhibit:
                         seeds=entry.get("seeds", 1) if spread else 1,
                         minus=part.get("minus"),
                         over=part.get("over"),
-                        waits_for=part.get("waits_for", _waits_for(entry, part)),
+                        waits_for=part.get("waits_for", _tool(entry, part, "waits_for")),
+                        made_by=_tool(entry, part, "made_by"),
                         part=number,
                         row=_label(condition),
                         column=_label(column),
                     )
                 )
-    return Exhibit(name, entry["title"], entry["section"], entry.get("label"), entry.get("waits_for"), tuple(cells))
+    tools = (entry.get("waits_for"), entry.get("made_by"))
+    return Exhibit(name, entry["title"], entry["section"], entry.get("label"), *tools, tuple(cells))
 
 
 def _label(condition: Mapping[str, Any]) -> str:
@@ -213,6 +221,6 @@ def _label(condition: Mapping[str, Any]) -> str:
     )
 
 
-def _waits_for(entry: Mapping[str, Any], part: Mapping[str, Any]) -> str | None:
+def _tool(entry: Mapping[str, Any], part: Mapping[str, Any], kind: str) -> str | None:
     """Plain accuracies need no further tool, in whichever table they stand."""
-    return None if part["quantity"] in ("backbone", "exit", "ensemble") else entry.get("waits_for")
+    return None if part["quantity"] in ("backbone", "exit", "ensemble") else entry.get(kind)

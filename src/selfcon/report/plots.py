@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
@@ -14,7 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
-_GREY = "#808080"  # legible on light and on dark
+from selfcon.report.canvas import GREY, draw_png
 
 
 def draw_curves(metrics: list[dict[str, Any]]) -> str:
@@ -26,7 +25,7 @@ def draw_curves(metrics: list[dict[str, Any]]) -> str:
             lines = [line for line in metrics if line["stage"] == stage]
             axes = figure.add_subplot(1, len(stages), place)
             axes.plot([line["epoch"] for line in lines], [line["loss"] for line in lines], color="#3b82f6")
-            axes.set_title(stage, color=_GREY)
+            axes.set_title(stage, color=GREY)
             axes.set_xlabel("epoch")
             axes.set_ylabel("loss")
             measured = [line for line in lines if "knn" in line]
@@ -37,7 +36,7 @@ def draw_curves(metrics: list[dict[str, Any]]) -> str:
                 )
                 right.set_ylabel("kNN accuracy, %", color="#f59e0b")
 
-    return _as_png(draw, (4.6 * len(stages), 2.9))
+    return _data_uri(draw_png(draw, (4.6 * len(stages), 2.9)))
 
 
 def draw_map(features: Tensor, labels: Tensor, classes: tuple[str, ...], seed: int) -> str:
@@ -55,9 +54,9 @@ def draw_map(features: Tensor, labels: Tensor, classes: tuple[str, ...], seed: i
         for label in labels.unique().tolist() if len(classes) <= 20 else ():
             middle = np.median(plane[labels.numpy() == label], axis=0)
             # Dollar signs would be read as mathematics.
-            axes.annotate(classes[label].replace("$", r"\$"), middle, color=_GREY, ha="center", fontsize=11)
+            axes.annotate(classes[label].replace("$", r"\$"), middle, color=GREY, ha="center", fontsize=11)
 
-    return _as_png(draw, (4.6, 4.6))
+    return _data_uri(draw_png(draw, (4.6, 4.6)))
 
 
 def thumbnail(pixels: Tensor, side: int = 64) -> str:
@@ -66,19 +65,6 @@ def thumbnail(pixels: Tensor, side: int = 64) -> str:
     return _data_uri(
         _png(image.resize((side, side), Image.Resampling.NEAREST if image.width < side else Image.Resampling.LANCZOS))
     )
-
-
-def _as_png(draw: Callable[[Figure], None], size: tuple[float, float]) -> str:
-    figure = Figure(figsize=size, layout="constrained")
-    with mpl.rc_context({"text.color": _GREY, "axes.labelcolor": _GREY, "xtick.color": _GREY, "ytick.color": _GREY}):
-        draw(figure)
-    for axes in figure.axes:
-        axes.patch.set_alpha(0)
-        for spine in axes.spines.values():
-            spine.set_color(_GREY)
-    buffer = BytesIO()
-    figure.savefig(buffer, format="png", dpi=130, transparent=True)
-    return _data_uri(buffer.getvalue())
 
 
 def _png(image: Image.Image) -> bytes:

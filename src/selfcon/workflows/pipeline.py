@@ -30,7 +30,7 @@ from selfcon.training.pretraining import Pretraining
 from selfcon.training.probing import Probing
 from selfcon.training.signals import Stop, watch
 from selfcon.workflows.costs import Estimator
-from selfcon.workflows.task import Running, Task, check_settings, collect_settings, prepare
+from selfcon.workflows.task import Running, Task, check_settings, collect_settings, make_policy, prepare
 
 Result = dict[str, Any]
 
@@ -255,7 +255,7 @@ def make_pretraining(task: Task, keep_encoder: Callable[[int, nn.Module], None])
         task.val,
         method=task.method,
         settings=task.settings,
-        policy=task.policy(task.settings.augment),
+        policy=make_policy(task.settings.augment),
         size=task.size,
         keep_encoder=keep_encoder,
         world=task.world,
@@ -264,7 +264,7 @@ def make_pretraining(task: Task, keep_encoder: Callable[[int, nn.Module], None])
 
 def make_probing(task: Task, net: MultiExitNetwork) -> Probing:
     """The second stage of a task, on a trained network."""
-    policy = task.policy(task.settings.probe.augment)
+    policy = make_policy(task.settings.probe.augment)
     return Probing(
         net,
         task.train,

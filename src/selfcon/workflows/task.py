@@ -164,11 +164,6 @@ class Task:
         found = {name: fingerprint(data) for name, data in splits.items() if data is not None}
         return found if self.settings.weights is None else {**found, "weights": hash_file(self.settings.weights)}
 
-    def policy(self, augment: Augment) -> Policy:
-        """The policy that the settings name; data that must not be mirrored never are."""
-        policy = replace(get_policy(augment.policy), scale=augment.scale)
-        return policy if augment.flip else replace(policy, flip_probability=0.0)
-
     def network_options(self, *, classifiers: bool) -> dict[str, Any]:
         """The arguments that build the network, as model.json keeps them."""
         settings, one_stage = self.settings, self.method.one_stage
@@ -240,6 +235,12 @@ class Task:
         if self.settings.precision == "fp64":
             net.double()
         return net.to(self.device, memory_format=memory_format(self.device))  # type: ignore[call-overload, no-any-return]
+
+
+def make_policy(augment: Augment) -> Policy:
+    """The policy that settings name."""
+    policy = replace(get_policy(augment.policy), scale=augment.scale)
+    return policy if augment.flip else replace(policy, flip_probability=0.0)
 
 
 def check_settings(settings: Settings) -> Method:

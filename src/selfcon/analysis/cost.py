@@ -1,0 +1,130 @@
+"""What a step costs by method, network, image size and batch: parameters, multiply-adds, memory and time.
+
+Tables 15 and 16 of the paper. A step is forward, loss, backward and SGD on random images that lie on the device, in
+bfloat16 and channels last on a GPU, without compilation; memory is what it has allocated at most (on a GPU).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from selfcon.errors import UsageError
+from selfcon.losses.methods import Method, get_method
+from selfcon.networks.exits import Exit
+from selfcon.networks.multi_exit import MultiExitNetwork
+from selfcon.networks.registry import create_model
+from selfcon.training.loop import memory_format
+
+_CLASSES = 100
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one method on one network; multiply-adds of one sample with all its views, forward."""
+
+    model: str
+    method: str
+    exits: tuple[Exit, ...]
+    image_size: int
+    batch_size: int
+    parameters: int
+    multiply_adds: int
+    seconds: float | None
+    memory_bytes: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        leaves = ",".join(f"{leave.after}:{leave.structure}" for leave in self.exits) or "none"
+        return {**{name: getattr(self, name) for name in self.__dataclass_fields__}, "exits": leaves}
+
+
+def measure(
+    model: str,
+    method: str,
+    *,
+    exits: Sequence[Exit] = (),
+    image_size: int = 32,
+    batch_size: int = 256,
+    width: float = 1.0,
+    device: torch.device | str = "cpu",
+    steps: int = 10,
+) -> Cost:
+    """One step of a method, measured; where it does not fit the memory, its time and memory stay unknown."""
+    if batch_size < 2:
+        raise UsageError(f"A batch must hold at least 2 samples, not {batch_size}.")
+    device, chosen = torch.device(device), get_method(method)
+    leaves = tuple(exits) if chosen.uses_exits else ()
+    net = create_model(
+        model,
+        exits=list(leaves),
+        image_size=image_size,
+        width=width,
+        projection_dim=128 if chosen.stages == 2 else None,
+        num_classes=_CLASSES if chosen.stages == 1 else None,
+    )
+    macs = count_multiply_adds(net, image_size) * chosen.views
+    parameters = sum(each.numel() for each in net.parameters())
+    net = net.to(device, memory_format=memory_format(device))  # type: ignore[call-overload]
+    try:
+        seconds, memory = _time_step(net, chosen, size=image_size, batch_size=batch_size, steps=steps)
+    except torch.OutOfMemoryError:
+        seconds, memory = None, None
+    return Cost(model, method, leaves, image_size, batch_size, parameters, macs, seconds, memory)
+
+
+def count_multiply_adds(net: MultiExitNetwork, image_size: int) -> int:
+    """Of one image through the encoder, all exits and heads."""
+    was_training = net.training
+    device = next(net.parameters()).device
+    try:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            net.eval()(torch.zeros(1, 3, image_size, image_size, device=device, dtype=net.dtype))
+    finally:
+        net.train(was_training)
+    return int(counter.get_total_flops()) // 2
+
+
+def _time_step(
+    net: MultiExitNetwork, method: Method, *, size: int, batch_size: int, steps: int
+) -> tuple[float, int | None]:
+    device = next(net.parameters()).device
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+    images = torch.randn(batch_size * method.views, 3, size, size, device=device)
+    images = images.contiguous(memory_format=memory_format(device))
+    labels = torch.arange(batch_size, device=device) % max(2, min(_CLASSES, batch_size // 2))
+    optimiser = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
+
+    def step() -> None:
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=on_gpu):
+            loss = method.loss_from_output(net(images), labels)
+        loss.backward()
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+
+    def wait() -> None:
+        if on_gpu:
+            torch.cuda.synchronize(device)
+
+    for _ in range(max(1, steps // 3)):
+        step()
+    wait()
+    times = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        step()
+        wait()
+        times.append(time.perf_counter() - start)
+    memory = None
+    if on_gpu:
+        weights = sum(each.numel() * each.element_size() for each in net.parameters())
+        memory = torch.cuda.max_memory_allocated(device) - before + weights
+    return sorted(times)[len(times) // 2], memory

@@ -1,0 +1,1 @@
+"""`selfcon analyze ...`: a module a verb."""
