@@ -50,7 +50,7 @@ def test_from_plan_to_comparison(tmp_path: Path) -> None:
 def test_figures_are_drawn(tmp_path: Path) -> None:
     done = run("reproduce", "show", "F1", "F2", "F4", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "waits for selfcon analyze gradients" in done.stdout
+    assert "selfcon analyze gradients draws it" in done.stdout
     for name in ("F1", "F2"):
         assert (tmp_path / "runs/reproduce" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 

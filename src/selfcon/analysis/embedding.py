@@ -49,7 +49,11 @@ def project(features: Tensor, *, by: str = "tsne", seed: int = 0) -> Tensor:
         raise DataError(f"{len(features)} images are too few for a map: 10 is the least.")
     rows = normalize(features.float(), dim=1).cpu().numpy()
     if by == "umap":
-        plane = _umap().UMAP(metric="cosine", n_neighbors=min(15, len(rows) - 1), random_state=seed).fit_transform(rows)
+        plane = (
+            _umap()
+            .UMAP(metric="cosine", n_neighbors=min(15, len(rows) - 1), random_state=seed, n_jobs=1)
+            .fit_transform(rows)
+        )
     else:
         from sklearn.manifold import TSNE
 
@@ -65,7 +69,7 @@ def find_nearest(feature: Tensor, known: Tensor, *, count: int = 5) -> tuple[Ten
 
 def _umap() -> Any:
     try:
-        import umap  # type: ignore[import-not-found, unused-ignore]
+        import umap  # type: ignore[import-untyped, import-not-found, unused-ignore]
     except ImportError:
         raise UsageError("UMAP is not installed: pip install 'selfcon[analysis]', or take --map tsne.") from None
     return umap

@@ -136,7 +136,7 @@ def _mark_blocks(axes: Axes, blocks: Sequence[str], factors: Mapping[str, float]
         last = first + blocks.count(block)
         if number % 2:
             axes.axvspan(first - 0.5, last - 0.5, color=GREY, alpha=0.12, linewidth=0)
-        text = ("stem" if block == "0" else block) + (f"\n{factors[block]:.2g} times" if block in factors else "")
+        text = ("stem" if block == "0" else block) + (f"\nx{factors[block]:.2g}" if block in factors else "")
         axes.text((first + last - 1) / 2, 0.98, text, transform=axes.get_xaxis_transform(), ha="center", va="top")
         first = last
 

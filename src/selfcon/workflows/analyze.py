@@ -96,6 +96,8 @@ def information(
                 "run": run.name,
                 "label": _label(run, run_folders),
                 "method": run.settings.method,
+                "model": run.settings.model,
+                "data": Path(run.settings.data).stem,
                 "top1": _top1(run.path),
                 "split": chosen,
                 "after": stage,
@@ -411,9 +413,9 @@ def _paper_cost(model: str, size: int, batch: int, method: str, quantity: str) -
 
 
 def _paper_information(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """What Table 17 has for the methods of these runs, by method."""
+    """What Table 17 has for the methods of these runs, by method, where they are of its data and network."""
     cells: list[Cell] = [cell for cell in get_exhibit("T17").cells if "estimator" in cell.condition]
-    methods = {run["method"] for run in runs}
+    methods = {run["method"] for run in runs if (run["data"], run["model"]) == ("cifar100", "resnet18")}
     found: dict[str, dict[str, float]] = {}
     for cell in cells:
         if cell.condition["method"] in methods and "loss.alpha" not in cell.condition:
