@@ -19,8 +19,9 @@ from selfcon.config import Optim, Schedule
 from selfcon.data.augment import augment
 from selfcon.data.policies import POLICIES, draw
 from selfcon.data.random import permute
-from selfcon.data.resident import Batch, make_resident
+from selfcon.data.resident import make_resident
 from selfcon.data.sources import load
+from selfcon.data.split import Batch
 from selfcon.data.views import make_views
 from selfcon.errors import NonFiniteError, StoppedError
 from selfcon.losses import Tally

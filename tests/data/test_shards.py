@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 import selfcon.data
-from selfcon.data.resident import fingerprint, make_resident
+from selfcon.data.resident import make_resident
 from selfcon.data.source import Source
 from selfcon.errors import BadImageError, DataError, InputMissingError, SelfconWarning, UsageError
 
@@ -45,7 +45,7 @@ def test_a_round_trip_changes_nothing(digits: tuple[Source, Path]) -> None:
     assert (again.name, again.classes, again.may_flip) == (source.name, source.classes, False)
     for split, images in source.splits().items():
         ours = make_resident(again.splits()[split], size=16)
-        assert fingerprint(ours) == fingerprint(make_resident(images))
+        assert ours.fingerprint() == make_resident(images).fingerprint()
     few = again.train.take(np.array([7, 3]))
     assert (few[0] == source.train[7]).all()
     assert few.describe(1).endswith(".tar/000000003.png")

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from selfcon.data.packed import pack as pack
     from selfcon.data.policies import Policy as Policy
     from selfcon.data.policies import get_policy as get_policy
-    from selfcon.data.resident import Batch as Batch
     from selfcon.data.resident import Resident as Resident
     from selfcon.data.resident import make_resident as make_resident
     from selfcon.data.shards import write_shards as write_shards
     from selfcon.data.source import Source as Source
     from selfcon.data.sources import list_sources as list_sources
     from selfcon.data.sources import load as load
+    from selfcon.data.split import Batch as Batch
 
 _NAMES = {
     "Audit": "selfcon.data.audit",
@@ -28,7 +28,7 @@ _NAMES = {
     "pack": "selfcon.data.packed",
     "Policy": "selfcon.data.policies",
     "get_policy": "selfcon.data.policies",
-    "Batch": "selfcon.data.resident",
+    "Batch": "selfcon.data.split",
     "Resident": "selfcon.data.resident",
     "make_resident": "selfcon.data.resident",
     "write_shards": "selfcon.data.shards",

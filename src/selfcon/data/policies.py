@@ -90,8 +90,20 @@ class Draws:
     negative: Tensor  # [B, 2] bool, whether a signed operation is turned around
 
 
-def draw(policy: Policy, samples: Tensor, *, height: int, width: int, seed: int, epoch: int, view: int = 0) -> Draws:
-    """What the policy draws for samples [B] (indices in the data set) whose stored images are height x width."""
+def draw(
+    policy: Policy,
+    samples: Tensor,
+    *,
+    height: int | Tensor,
+    width: int | Tensor,
+    seed: int,
+    epoch: int,
+    view: int = 0,
+) -> Draws:
+    """What the policy draws for samples [B] (indices in the data set) whose stored images are height x width.
+
+    Both may be [B], where images differ.
+    """
     words = draw_words(samples, seed=seed, epoch=epoch, stream=Stream.AUGMENT + view, words=_WORDS)
     uniform = to_uniform(words)
     top, left, crop_height, crop_width = _draw_crop(policy, words, height, width)
@@ -115,27 +127,43 @@ def draw(policy: Policy, samples: Tensor, *, height: int, width: int, seed: int,
     )
 
 
-def _draw_crop(policy: Policy, words: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _draw_crop(
+    policy: Policy, words: Tensor, height: int | Tensor, width: int | Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """torchvision's RandomResizedCrop: the first of ten tries that fits, else the largest centred crop.
 
     In float64, so that no device rounds a size differently.
     """
+    tall, wide = (side[:, None] if isinstance(side, Tensor) else side for side in (height, width))
     tries = to_uniform(words[:, : 2 * _TRIES]).double().view(-1, _TRIES, 2)
-    area = height * width * (policy.scale[0] + tries[..., 0] * (policy.scale[1] - policy.scale[0]))
+    area = tall * wide * (policy.scale[0] + tries[..., 0] * (policy.scale[1] - policy.scale[0]))
     low, high = math.log(policy.ratio[0]), math.log(policy.ratio[1])
     aspect = torch.exp(low + tries[..., 1] * (high - low))
     widths, heights = (area * aspect).sqrt().round().long(), (area / aspect).sqrt().round().long()
-    fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
+    fits = (widths > 0) & (widths <= wide) & (heights > 0) & (heights <= tall)
     first = fits.long().argmax(1, keepdim=True)
     found = fits.any(1)
 
-    fallback_height, fallback_width = height, width
-    if width / height < policy.ratio[0]:
-        fallback_height = round(width / policy.ratio[0])
-    elif width / height > policy.ratio[1]:
-        fallback_width = round(height * policy.ratio[1])
+    fallback_height, fallback_width = _largest_crops(policy, height, width)
     crop_height = torch.where(found, heights.gather(1, first)[:, 0], fallback_height)
     crop_width = torch.where(found, widths.gather(1, first)[:, 0], fallback_width)
     top = torch.where(found, to_integer(words[:, _TOP], height - crop_height + 1), (height - crop_height) // 2)
     left = torch.where(found, to_integer(words[:, _LEFT], width - crop_width + 1), (width - crop_width) // 2)
     return top, left, crop_height, crop_width
+
+
+def _largest_crops(policy: Policy, height: int | Tensor, width: int | Tensor) -> tuple[int | Tensor, int | Tensor]:
+    """Heights and widths of the largest crops whose shape is allowed."""
+    if isinstance(height, Tensor) and isinstance(width, Tensor):
+        sizes = zip(height.tolist(), width.tolist(), strict=True)
+        each = torch.tensor([_largest_crop(policy, *size) for size in sizes], device=height.device)
+        return each[:, 0], each[:, 1]
+    return _largest_crop(policy, int(height), int(width))
+
+
+def _largest_crop(policy: Policy, height: int, width: int) -> tuple[int, int]:
+    if width / height < policy.ratio[0]:
+        return round(width / policy.ratio[0]), width
+    if width / height > policy.ratio[1]:
+        return height, round(height * policy.ratio[1])
+    return height, width

@@ -23,6 +23,7 @@ from selfcon.data.policies import Policy
 from selfcon.data.random import permute
 from selfcon.data.scan import in_threads
 from selfcon.data.source import ArrayImages, Images
+from selfcon.data.split import Batch, Split, cut
 from selfcon.data.views import Look, make_views
 from selfcon.errors import UsageError
 from selfcon.memory import free_memory
@@ -30,16 +31,7 @@ from selfcon.progress import track
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Augmented and normalised images [V·B, 3, S, S], all of view 1 first; labels [B]; samples [B] in the data set."""
-
-    images: Tensor
-    labels: Tensor
-    samples: Tensor
-
-
-@dataclass(frozen=True)
-class Resident:
+class Resident(Split):
     """All images of a split on one device, and the statistics that normalise them.
 
     Where they do not fit, they are spread over several processes: `pixels` are then those of the samples rank,
@@ -54,13 +46,9 @@ class Resident:
     spread: Part | None = None
     sha256: str | None = None  # of all images, where no process alone could tell
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
     @property
-    def device(self) -> torch.device:
-        """Where batches are made."""
-        return self.labels.device
+    def stored_bytes(self) -> int:
+        return self.pixels.numel()
 
     def batches(
         self,
@@ -74,17 +62,12 @@ class Resident:
         first: int = 0,
         part: Part = WHOLE,
     ) -> Iterator[Batch]:
-        """The batches of one epoch in its own order, from number `first` on; the last one may be smaller.
-
-        Of each batch, the samples that are this process's part of it.
-        """
         order = permute(len(self), seed=seed, epoch=epoch, device=self._order_device)
-        for samples in _split(order, batch_size)[first:]:
+        for samples in cut(order, batch_size)[first:]:
             yield self._batch(part.split(samples), part, policy, seed=seed, epoch=epoch, views=views, size=size)
 
     def plain_batches(self, *, batch_size: int, size: int | None = None, part: Part = WHOLE) -> Iterator[Batch]:
-        """This process's part of all samples, in their stored order, normalised only."""
-        shares = [_split(share, batch_size) for share in part.split(torch.arange(len(self), device=self._order_device))]
+        shares = [cut(share, batch_size) for share in part.split(torch.arange(len(self), device=self._order_device))]
         rounds = max(map(len, shares)) if self.spread else len(shares[part.rank])
         for number in range(rounds):
             wanted = [share[number] if number < len(share) else share[0][:0] for share in shares]
@@ -95,7 +78,7 @@ class Resident:
     def batch(
         self, samples: Tensor, policy: Policy, *, seed: int, epoch: int, views: int = 1, size: int | None = None
     ) -> Batch:
-        """The batch of any samples [B] of images that are not spread."""
+        """The batch of any samples [B]; not where images are spread."""
         return self._batch([samples], WHOLE, policy, seed=seed, epoch=epoch, views=views, size=size)
 
     def take(self, samples: Tensor) -> Resident:
@@ -105,6 +88,33 @@ class Resident:
         else:
             stored = self.pixels[samples.to(self.pixels.device)]
         return replace(self, pixels=stored, labels=self.labels[samples], spread=None, sha256=None)
+
+    def pictures(self, samples: Tensor) -> Tensor:
+        return self.take(samples).pixels.cpu()
+
+    def describe_place(self) -> str:
+        if self.device.type == "cpu" and not self.spread:
+            return ""
+        place = "on the GPU" if self.pixels.is_cuda else "in main memory"
+        if self.pixels.device != self.device:
+            place += ", since the GPU has no room for them"
+        if self.spread:
+            place += f", spread over {self.spread.size} processes"
+        return f"{len(self):,} training images, {self.pixels.numel() / 1e6:,.0f} MB here, stay {place}"
+
+    def fingerprint(self) -> str:
+        """SHA-256 of all pixels and labels, in order; of images that are spread, once all processes ask for it."""
+        if self.sha256 is not None:
+            return self.sha256
+        digest = hashlib.sha256(str((len(self), *self.pixels.shape[1:])).encode())
+        digest.update(self.labels.cpu().numpy().tobytes())
+        for samples in torch.arange(len(self)).split(4096):
+            pixels = self.pixels[int(samples[0]) : int(samples[-1]) + 1]
+            if self.spread:  # the first process does it for all
+                wanted = [samples, *[samples[:0]] * (self.spread.size - 1)]
+                pixels = exchange(self.pixels, wanted, self.spread, self.device)
+            digest.update(pixels.cpu().numpy().tobytes())
+        return told_by_first(digest.hexdigest()) if self.spread else digest.hexdigest()
 
     @property
     def _order_device(self) -> torch.device:
@@ -182,7 +192,7 @@ def make_resident(
         counts = _count(stored)
         mean, std = _measure(sum_of_all(counts, device) if spread else counts)
     data = Resident(stored, labels, mean.to(device), std.to(device), images.may_flip, part if spread else None)
-    return replace(data, sha256=fingerprint(data)) if spread else data
+    return replace(data, sha256=data.fingerprint()) if spread else data
 
 
 def _decode(images: Images, size: int | None) -> Pixels:
@@ -204,21 +214,6 @@ def has_room(device: torch.device, wanted: int) -> bool:
     if device.type == "cuda":
         return 2 * wanted <= torch.cuda.mem_get_info(device)[0]
     return 2 * wanted * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= free_memory()
-
-
-def fingerprint(data: Resident) -> str:
-    """SHA-256 of all stored pixels and labels, in order; of images that are spread, once all processes asked for it."""
-    if data.sha256 is not None:
-        return data.sha256
-    digest = hashlib.sha256(str((len(data), *data.pixels.shape[1:])).encode())
-    digest.update(data.labels.cpu().numpy().tobytes())
-    for samples in torch.arange(len(data)).split(4096):
-        pixels = data.pixels[int(samples[0]) : int(samples[-1]) + 1]
-        if data.spread:  # the first process does it for all
-            wanted = [samples, *[samples[:0]] * (data.spread.size - 1)]
-            pixels = exchange(data.pixels, wanted, data.spread, data.device)
-        digest.update(pixels.cpu().numpy().tobytes())
-    return told_by_first(digest.hexdigest()) if data.spread else digest.hexdigest()
 
 
 def _count(pixels: Tensor) -> Tensor:
@@ -249,9 +244,3 @@ def _fit(pixels: Pixels, size: int) -> Pixels:
         return np.array(pixels)
     resized = tvf.center_crop(tvf.resize(image, [size], antialias=True), [size, size])
     return np.asarray(resized.permute(1, 2, 0).numpy())
-
-
-def _split(samples: Tensor, batch_size: int) -> Sequence[Tensor]:
-    if batch_size < 1:
-        raise UsageError(f"A batch holds at least one sample, not {batch_size}.")
-    return torch.split(samples, batch_size)

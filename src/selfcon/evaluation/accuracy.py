@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from selfcon.data.parts import current_part
-from selfcon.data.resident import Resident
+from selfcon.data.split import Split
 from selfcon.losses.gather import join_rows
 from selfcon.networks.multi_exit import MultiExitNetwork
 
@@ -47,7 +47,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
         module.train(was_training)
 
 
-def predict(net: MultiExitNetwork, data: Resident, *, batch_size: int = 512, size: int | None = None) -> Predictions:
+def predict(net: MultiExitNetwork, data: Split, *, batch_size: int = 512, size: int | None = None) -> Predictions:
     """What every exit's classifier says of every sample, in the stored order."""
     logits = _collect(net, data, "logits", batch_size=batch_size, size=size)
     return Predictions(with_ensemble(logits), data.labels.cpu())
@@ -58,16 +58,12 @@ def with_ensemble(logits: dict[str, Tensor]) -> dict[str, Tensor]:
     return {**logits, ENSEMBLE: torch.stack(list(logits.values())).mean(0)}
 
 
-def embed(
-    net: MultiExitNetwork, data: Resident, *, batch_size: int = 512, size: int | None = None
-) -> dict[str, Tensor]:
+def embed(net: MultiExitNetwork, data: Split, *, batch_size: int = 512, size: int | None = None) -> dict[str, Tensor]:
     """Features [N, D] of every sample by exit, in the stored order, on the CPU."""
     return _collect(net, data, "features", batch_size=batch_size, size=size)
 
 
-def _collect(
-    net: MultiExitNetwork, data: Resident, what: str, *, batch_size: int, size: int | None
-) -> dict[str, Tensor]:
+def _collect(net: MultiExitNetwork, data: Split, what: str, *, batch_size: int, size: int | None) -> dict[str, Tensor]:
     """A part of the network's output for all samples; several processes share the work, and each gets all of it."""
     parts: dict[str, list[Tensor]] = {name: [] for name in net.names}
     with evaluating(net):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ class Evidence:
 
     predictions: Predictions
     features: Tensor  # [N, D] of the backbone
-    pixels: Tensor  # [N, 3, H, W] uint8
+    pictures: Callable[[Tensor], Tensor]  # of these images [B]: uint8 [B, 3, H, W]
 
 
 def render_report(
@@ -46,7 +47,7 @@ def render_report(
         map=draw_map(evidence.features[some], labels[some], classes, seed) if len(some) > 10 else None,
         mapped=len(some),
         confusions=find_confusions(logits, labels, classes),
-        wrong=_find_wrong(logits, labels, evidence.pixels, classes),
+        wrong=_find_wrong(logits, labels, evidence.pictures, classes),
         tested=len(labels),
     )
 
@@ -69,17 +70,19 @@ def find_confusions(logits: Tensor, labels: Tensor, classes: tuple[str, ...]) ->
     ]
 
 
-def _find_wrong(logits: Tensor, labels: Tensor, pixels: Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:
+def _find_wrong(
+    logits: Tensor, labels: Tensor, pictures: Callable[[Tensor], Tensor], classes: tuple[str, ...]
+) -> list[dict[str, Any]]:
     """The images that the ensemble gets wrong and is surest about."""
     sure, guesses = logits.softmax(1).max(1)
     wrong = (guesses != labels).nonzero()[:, 0]
     worst = wrong[sure[wrong].argsort(descending=True, stable=True)][:_MOST_WRONG]
     return [
         {
-            "image": thumbnail(pixels[row]),
+            "image": thumbnail(picture),
             "true": classes[int(labels[row])],
             "taken_for": classes[int(guesses[row])],
             "sure": 100 * float(sure[row]),
         }
-        for row in worst.tolist()
+        for row, picture in zip(worst.tolist(), pictures(worst), strict=True)
     ]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfcon.data.resident import Batch
+from selfcon.data.split import Batch
 from selfcon.errors import NonFiniteError
 from selfcon.training import checkpoint as checkpoints
 from selfcon.training.checkpoint import Checkpoint

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from selfcon.config import Settings
 from selfcon.data.policies import Policy
 from selfcon.data.random import Stream, permute
-from selfcon.data.resident import Batch, Resident
+from selfcon.data.split import Batch, Split
 from selfcon.errors import SelfconWarning
 from selfcon.evaluation import knn
 from selfcon.evaluation.accuracy import evaluating
@@ -46,8 +46,8 @@ class Pretraining(Stage):
     def __init__(
         self,
         net: MultiExitNetwork,
-        train: Resident,
-        held_out: Resident | None,
+        train: Split,
+        held_out: Split | None,
         *,
         method: Method,
         settings: Settings,
@@ -123,7 +123,7 @@ class Pretraining(Stage):
         if epoch + 1 in self._settings.keep_epochs:
             self._keep_encoder(epoch + 1, module)
 
-    def _choose_watched(self) -> tuple[Resident, Resident]:
+    def _choose_watched(self) -> tuple[Split, Split]:
         """Images to know and images to ask about, which the seed chooses; never test images."""
         count = self._settings.watch.knn_samples
         if self._held_out is not None:
@@ -131,7 +131,7 @@ class Pretraining(Stage):
         known, asked = self._some(self._train, count, count)
         return known, asked
 
-    def _some(self, data: Resident, *counts: int) -> list[Resident]:
+    def _some(self, data: Split, *counts: int) -> list[Split]:
         order = permute(len(data), seed=self.seed, epoch=0, stream=Stream.SPLIT, device=data.device)
         return [data.take(part) for part in order[: sum(counts)].chunk(len(counts))]
 

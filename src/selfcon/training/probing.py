@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from selfcon.config import Optim, Settings
 from selfcon.data.policies import Policy
-from selfcon.data.resident import Batch, Resident
+from selfcon.data.split import Batch, Split
 from selfcon.evaluation.accuracy import with_ensemble
 from selfcon.losses.gather import weigh_share
 from selfcon.losses.objective import raised
@@ -26,8 +26,8 @@ class Probing(Stage):
     def __init__(
         self,
         net: MultiExitNetwork,
-        train: Resident,
-        test: Resident,
+        train: Split,
+        test: Split,
         *,
         classes: int,
         settings: Settings,

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from selfcon.config import Optim, Schedule
-from selfcon.data.resident import Batch
+from selfcon.data.split import Batch
 from selfcon.errors import NonFiniteError, SelfconWarning
 from selfcon.progress import say
 from selfcon.training.distributed import ALONE, World

@@ -22,7 +22,7 @@ from selfcon.analysis.gradients import block_norms, compare_blocks, gradient_nor
 from selfcon.analysis.information import ESTIMATORS, estimate
 from selfcon.config import make_settings
 from selfcon.data.policies import Policy
-from selfcon.data.resident import Resident
+from selfcon.data.split import Split
 from selfcon.errors import DataError, InputMissingError, StorageError, UsageError, unknown_name
 from selfcon.evaluation.accuracy import embed, evaluating
 from selfcon.losses.methods import Method, get_method
@@ -215,9 +215,10 @@ def gradcam(
         return cams.loss_maps(run.net, torch.cat(views).to(run.net.dtype), plain.labels, method, after=after, **options)
 
     def picture(maps: Mapping[str, Tensor]) -> Picture:
-        side = test.pixels.shape[-2:]
+        seen = test.pictures(rows[shown])
+        side = seen.shape[-2:]
         return figures.draw_cams(
-            test.pixels[rows[shown].to(test.pixels.device)].cpu() / 255,
+            seen / 255,
             {name: cams.enlarge(each[shown].float().cpu(), side) for name, each in maps.items()},
         )
 
@@ -310,7 +311,7 @@ def embedding(
             {"image": int(row), "class": caption, "cosine": float(cosine)}
             for row, caption, cosine in zip(rows, captions, cosines, strict=True)
         ]
-        shown[name] = (data.pixels[rows.to(data.pixels.device)].cpu(), captions)
+        shown[name] = (data.pictures(rows), captions)
     result = {
         "run": run.name,
         "split": split,
@@ -319,9 +320,10 @@ def embedding(
         "exits": {name: embeddings.describe(each, labels) for name, each in features.items()},
         "neighbours": {"of": asked, "class": classes[int(labels[asked])], "nearest": nearest},
     }
+    own = data.pictures(torch.tensor([asked]))
     pictures = {
         "embedding": figures.draw_embedding(planes, labels[some], classes),
-        "neighbours": figures.draw_neighbours(data.pixels[asked].cpu(), shown, classes[int(labels[asked])]),
+        "neighbours": figures.draw_neighbours(own[0], shown, classes[int(labels[asked])]),
     }
     return _write(result, pictures, _folder([run_folder], out), name="embedding")
 
@@ -484,7 +486,7 @@ def _first_exit(run: TrainedRun) -> int:
     return run.net.exits[0].after if run.net.exits else _DEFAULT_STAGE
 
 
-def _variables(run: TrainedRun, data: Resident, after: int) -> dict[str, Tensor]:
+def _variables(run: TrainedRun, data: Split, after: int) -> dict[str, Tensor]:
     """The input, the label, the map after a stage and the last feature of all images."""
     parts: dict[str, list[Tensor]] = {"x": [], "y": [], "T": [], "F": []}
     with evaluating(run.net):

@@ -186,8 +186,8 @@ def _run(run: RunFolder, settings: Settings, running: Running, world: World, sto
     device = running.device
     write_log = open_logs(running.log if world.is_main else (), run.path, settings.model_dump(mode="json"))
     task = prepare(settings, device, world, trust=running.trust)
-    if device.type == "cuda" or task.train.spread:
-        say(task.describe_place())
+    if place := task.train.describe_place():
+        say(place)
     task.check_batches()
     task.check_shares()
     world.tell(lambda: _check_same_data(task, run))
@@ -220,7 +220,7 @@ def _run(run: RunFolder, settings: Settings, running: Running, world: World, sto
             classes=task.classes,
             result=result,
             metrics=run.read_metrics(),
-            evidence=Evidence(test, features, task.test.pixels.cpu()),
+            evidence=Evidence(test, features, task.test.pictures),
             seed=settings.seed,
         )
         run.write("report.html", page)
@@ -307,7 +307,7 @@ def _write_result(task: Task, run: RunFolder, spent: list[Trained], accuracy: di
         "stages": [
             {"name": each.stage, "seconds": each.seconds, "peak_memory_bytes": each.peak_memory_bytes} for each in spent
         ],
-        "data_bytes": sum(split.pixels.numel() for split in (task.train, task.val, task.test) if split is not None),
+        "data_bytes": sum(split.stored_bytes for split in (task.train, task.val, task.test) if split is not None),
         "device": torch.cuda.get_device_name(task.device) if task.device.type == "cuda" else task.device.type,
     }
     run.write("results.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from selfcon.config import Augment, Settings, flatten, make_settings
 from selfcon.data.policies import Policy, get_policy
-from selfcon.data.resident import Resident, fingerprint, make_resident
+from selfcon.data.resident import make_resident
 from selfcon.data.source import Source
 from selfcon.data.sources import load
+from selfcon.data.split import Split
 from selfcon.errors import SelfconWarning, UsageError
 from selfcon.losses.methods import Method, get_method
 from selfcon.networks.multi_exit import MultiExitNetwork
@@ -136,9 +137,9 @@ class Task:
     settings: Settings
     method: Method
     source: Source
-    train: Resident
-    val: Resident | None
-    test: Resident
+    train: Split
+    val: Split | None
+    test: Split
     size: int
     device: torch.device
     world: World = ALONE
@@ -148,20 +149,10 @@ class Task:
     def classes(self) -> tuple[str, ...]:
         return self.source.classes
 
-    def describe_place(self) -> str:
-        """Where the images are during training, and how large."""
-        size = self.train.pixels.numel() / 1e6
-        place = "on the GPU" if self.train.pixels.is_cuda else "in main memory"
-        if self.train.pixels.device != self.train.device:
-            place += ", since the GPU has no room for them"
-        if self.train.spread:
-            place += f", spread over {self.world.size} processes"
-        return f"{len(self.train):,} training images, {size:,.0f} MB here, stay {place}"
-
     def fingerprints(self) -> dict[str, str]:
         """What tells these data from others, by split."""
         splits = {"train": self.train, "val": self.val, "test": self.test}
-        found = {name: fingerprint(data) for name, data in splits.items() if data is not None}
+        found = {name: data.fingerprint() for name, data in splits.items() if data is not None}
         return found if self.settings.weights is None else {**found, "weights": hash_file(self.settings.weights)}
 
     def network_options(self, *, classifiers: bool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from selfcon.config import Settings, make_settings, read_yaml
-from selfcon.data.resident import Resident, fingerprint, make_resident
+from selfcon.data.resident import Resident, make_resident
 from selfcon.data.source import Images, Source
 from selfcon.data.sources import load
 from selfcon.errors import UsageError
@@ -53,7 +53,7 @@ class TrainedRun:
         if images is None:
             raise UsageError(f"{self.source.name} has no split {name!r}; it has {', '.join(self.source.splits())}.")
         resident = self.resident(images)
-        if self.facts["data_sha256"].get(name) != fingerprint(resident):
+        if self.facts["data_sha256"].get(name) != resident.fingerprint():
             raise UsageError(
                 f"{self.facts['data']} is not what {self.path} was trained on ({name} differs): "
                 f"name other data with --data."
