@@ -118,6 +118,8 @@ class Settings(Section):
     bad_images: Literal["error", "skip"] = "error"
     val_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     image_size: Count | None = None
+    stream: bool | None = None
+    limit_batches: Count | None = None
 
     model: str = "resnet18"
     width: Positive = 1.0

@@ -26,10 +26,16 @@ def augment(images: Tensor, policy: Policy, draws: Draws, size: int) -> Tensor:
             pixels = crop_and_flip(pixels, draws, size)
         elif pixels.shape[2:] != (size, size):
             pixels = tvf.resize(pixels, [size, size], antialias=True)
-        if policy.colour:
+        return augment_colours(pixels, policy, draws)
+
+
+def augment_colours(pixels: Tensor, policy: Policy, draws: Draws) -> Tensor:
+    """The part of a policy that leaves every pixel in its place, on pixels in [0, 1]."""
+    if policy.colour:
+        with torch.autocast(pixels.device.type, enabled=False):
             pixels = jitter_colours(pixels, draws)
             pixels = torch.where(draws.grey[:, None, None, None], _grey(pixels), pixels)
-        return pixels
+    return pixels
 
 
 def normalise(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:

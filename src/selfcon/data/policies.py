@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -88,6 +89,15 @@ class Draws:
     grey: Tensor  # [B] bool
     operations: Tensor  # [B, 2] int64, of RANDAUGMENT_OPERATIONS
     negative: Tensor  # [B, 2] bool, whether a signed operation is turned around
+
+    def to(self, device: torch.device) -> Draws:
+        """The same on a device."""
+        return Draws(*(getattr(self, each.name).to(device, non_blocking=True) for each in fields(self)))
+
+
+def join_draws(parts: Sequence[Draws]) -> Draws:
+    """Draws one below the other."""
+    return Draws(*(torch.cat([getattr(part, each.name) for part in parts]) for each in fields(Draws)))
 
 
 def draw(

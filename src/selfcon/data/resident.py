@@ -166,7 +166,7 @@ def make_resident(
     *,
     size: int | None = None,
     device: torch.device | str = "cpu",
-    like: Resident | None = None,
+    like: Split | None = None,
     part: Part = WHOLE,
 ) -> Resident:
     """Decode a split onto a device; images of other sizes get their shorter side resized to `size`, the rest cut off.
@@ -214,6 +214,11 @@ def has_room(device: torch.device, wanted: int) -> bool:
     if device.type == "cuda":
         return 2 * wanted <= torch.cuda.mem_get_info(device)[0]
     return 2 * wanted * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= free_memory()
+
+
+def measure_statistics(pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of the channels of images [N, 3, H, W], uint8, as parts of 1."""
+    return _measure(_count(pixels))
 
 
 def _count(pixels: Tensor) -> Tensor:

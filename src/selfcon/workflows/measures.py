@@ -26,9 +26,9 @@ def evaluate(
     images = source.splits().get(split)
     if images is None:
         raise UsageError(f"{source.name} has no split {split!r}; it has {', '.join(source.splits())}.")
-    resident = run.split(split) if data is None else run.resident(images)
-    accuracy = summarise(predict(run.net, resident, size=run.size))
-    return {"data": source.name, "split": split, "images": len(resident), "accuracy": accuracy}
+    seen = run.split(split) if data is None else run.as_seen(images)
+    accuracy = summarise(predict(run.net, seen, size=run.size))
+    return {"data": source.name, "split": split, "images": len(seen), "accuracy": accuracy}
 
 
 def knn(run_folder: str | Path, *, k: int = 20, temperature: float = 0.07, device: str = "auto") -> dict[str, Any]:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from selfcon.config import Settings, flatten
+from selfcon.data.streamed import Streamed
 from selfcon.errors import MemoryShortageError, SelfconError, UsageError
 from selfcon.evaluation.accuracy import embed, predict, summarise
 from selfcon.networks.multi_exit import MultiExitNetwork
@@ -288,6 +289,7 @@ def _write_model(task: Task, net: MultiExitNetwork, run: RunFolder) -> None:
         "mean": task.train.mean.tolist(),
         "std": task.train.std.tolist(),
         "data_sha256": task.fingerprints(),
+        **({"streamed": True} if isinstance(task.train, Streamed) else {}),
     }
     save_model(run, net, facts)
 

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from selfcon.config import Augment, Settings, flatten, make_settings
+from selfcon.data.parts import WHOLE
 from selfcon.data.policies import Policy, get_policy
-from selfcon.data.resident import make_resident
-from selfcon.data.source import Source
+from selfcon.data.resident import has_room, make_resident
+from selfcon.data.source import Images, Source
 from selfcon.data.sources import load
 from selfcon.data.split import Split
+from selfcon.data.streamed import make_streamed
 from selfcon.errors import SelfconWarning, UsageError
 from selfcon.losses.methods import Method, get_method
 from selfcon.networks.multi_exit import MultiExitNetwork
@@ -32,6 +34,7 @@ from selfcon.training.loop import memory_format
 
 DEFAULT_RECIPE = "digits"
 _FEW_SAMPLES = 128
+_LARGEST_KEPT = 96  # pixels: above, crops are taken from the images as they are, and not from small copies
 
 
 def collect_settings(recipe: str | None, given: Mapping[str, Any], wrong: Sequence[str] = ()) -> Settings:
@@ -261,13 +264,14 @@ def check_settings(settings: Settings) -> Method:
 
 def read_source(settings: Settings) -> Source:
     """The data that settings name, with their held-out part."""
-    return load(
+    source = load(
         settings.data,
         root=settings.data_root,
         class_list=settings.class_list,
         seed=settings.seed,
         bad_images=settings.bad_images,
     ).hold_out(settings.val_fraction, settings.seed)
+    return source if settings.limit_batches is None else source.limit(settings.limit_batches * settings.batch_size)
 
 
 def prepare(settings: Settings, device: torch.device, world: World = ALONE, *, trust: bool = False) -> Task:
@@ -276,16 +280,30 @@ def prepare(settings: Settings, device: torch.device, world: World = ALONE, *, t
     weights = None if settings.weights is None else read_weights(settings.weights, trust=trust)
     source = read_source(settings)
     size = settings.image_size or _natural_size(source)
-    train = make_resident(source.train, size=size, device=device, part=world)
+    streams = settings.stream if settings.stream is not None else _should_stream(source.train, size, device, world)
+
+    def make(images: Images, like: Split | None = None) -> Split:
+        if streams:
+            return make_streamed(images, size=size, device=device, like=like)
+        return make_resident(images, size=size, device=device, like=like, part=world if like is None else WHOLE)
+
+    train = make(source.train)
     if settings.batch_size > len(train):
         warnings.warn(
             f"The batch of {settings.batch_size} holds all {len(train)} training images: each epoch is one step.",
             SelfconWarning,
             stacklevel=2,
         )
-    val = None if source.val is None else make_resident(source.val, size=size, device=device, like=train)
-    test = make_resident(source.test, size=size, device=device, like=train)
+    val = None if source.val is None else make(source.val, like=train)
+    test = make(source.test, like=train)
     return Task(settings, method, source, train, val, test, size, device, world, weights)
+
+
+def _should_stream(images: Images, size: int, device: torch.device, world: World) -> bool:
+    """Where images are larger than what is kept of small ones, or do not fit this process nor several together."""
+    if images.shape == (size, size):
+        return world.size == 1 and not has_room(torch.device("cpu"), 3 * size * size * len(images))
+    return size > _LARGEST_KEPT
 
 
 def _natural_size(source: Source) -> int:

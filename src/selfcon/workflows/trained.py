@@ -13,6 +13,8 @@ from selfcon.config import Settings, make_settings, read_yaml
 from selfcon.data.resident import Resident, make_resident
 from selfcon.data.source import Images, Source
 from selfcon.data.sources import load
+from selfcon.data.split import Split
+from selfcon.data.streamed import make_streamed
 from selfcon.errors import UsageError
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.training.artifact import load_model
@@ -47,20 +49,20 @@ class TrainedRun:
         """Other data, read as its own are."""
         return load(data, root=self.settings.data_root)
 
-    def split(self, name: str) -> Resident:
+    def split(self, name: str) -> Split:
         """A split of its own data, once it is seen to be what it was trained with."""
         images = self.source.splits().get(name)
         if images is None:
             raise UsageError(f"{self.source.name} has no split {name!r}; it has {', '.join(self.source.splits())}.")
-        resident = self.resident(images)
-        if self.facts["data_sha256"].get(name) != resident.fingerprint():
+        data = self.as_seen(images)
+        if self.facts["data_sha256"].get(name) != data.fingerprint():
             raise UsageError(
                 f"{self.facts['data']} is not what {self.path} was trained on ({name} differs): "
                 f"name other data with --data."
             )
-        return resident
+        return data
 
-    def resident(self, images: Images) -> Resident:
+    def as_seen(self, images: Images) -> Split:
         """Images as the run saw them, with its statistics."""
         like = Resident(
             torch.empty(0, 3, 1, 1, dtype=torch.uint8),
@@ -68,6 +70,8 @@ class TrainedRun:
             torch.tensor(self.facts["mean"]),
             torch.tensor(self.facts["std"]),
         )
+        if self.facts.get("streamed"):
+            return make_streamed(images, size=self.size, device=self.device, like=like)
         return make_resident(images, size=self.size, device=self.device, like=like)
 
 
