@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -22,11 +23,13 @@ from selfcon.data.random import permute
 from selfcon.data.resident import make_resident
 from selfcon.data.sources import load
 from selfcon.data.split import Batch
+from selfcon.data.streamed import make_streamed
 from selfcon.data.views import make_views
 from selfcon.errors import NonFiniteError, StoppedError
 from selfcon.losses import Tally
 from selfcon.training.replay import Replayed
 from selfcon.training.trainer import Stage, Trainer
+from tests.data.test_streamed import FileLike
 from tests.data.test_views import compare, some_images, some_look
 from tests.losses.test_implementations import check_kernels, check_rows
 from tests.losses.test_methods import CONTRASTIVE
@@ -269,3 +272,17 @@ def test_images_that_do_not_fit_stay_in_main_memory(tmp_path: Path, monkeypatch:
     for one, other in zip(there.batches(policy, **keys), here.batches(policy, **keys), strict=True):
         assert torch.equal(one.images, other.images)
         assert torch.equal(one.labels, other.labels)
+
+
+def test_streamed_crops_equal_those_of_the_cpu() -> None:
+    rng = np.random.default_rng(0)
+    pixels = [rng.integers(0, 256, (200 + 30 * row, 300 - 20 * row, 3), dtype=np.uint8) for row in range(8)]
+    images = FileLike(pixels)
+    options: Any = {"batch_size": 8, "seed": 0, "epoch": 1, "views": 2}
+    for policy in ("simple", "standard"):
+        seen = []
+        for device in ("cpu", "cuda"):
+            data = make_streamed(images, size=112, device=device)
+            (batch,) = data.batches(POLICIES[policy], **options)
+            seen.append(batch.images.cpu())
+        assert float((seen[0] - seen[1]).abs().max()) < 3e-3

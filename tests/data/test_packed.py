@@ -173,3 +173,30 @@ def test_every_split_and_fact_survives(tmp_path: Path) -> None:
     resident = selfcon.data.make_resident(packed.train.take(np.arange(5)))  # rows of a mapped file
     assert np.array_equal(resident.pixels[3].permute(1, 2, 0).numpy(), source.train[3])
     assert packed.train.take(np.array([7])).describe(0).endswith("[7]")
+
+
+@pytest.mark.parametrize("encoded", [False, True])
+def test_large_images_are_packed_small_or_as_they_are(encoded: bool, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for index, (height, width) in enumerate([(300, 200), (90, 120), (64, 64), (100, 400)] * 2):
+        folder = tmp_path / "photos" / ("train" if index < 4 else "val") / f"class{index % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        coarse = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8))
+        suffix = "png" if index == 2 else "jpg"
+        coarse.resize((width, height), Image.Resampling.BICUBIC).save(folder / f"{index}.{suffix}", quality=90)
+    source = selfcon.data.load(tmp_path / "photos")
+    packed = selfcon.data.load(str(selfcon.data.pack(source, tmp_path / "photos.pack", max_side=128, encoded=encoded)))
+    for images, ours in ((source.train, packed.train), (source.test, packed.test)):
+        assert np.array_equal(images.labels, ours.labels)
+        for index in range(len(images)):
+            whole, small = images[index], ours[index]
+            assert max(small.shape[:2]) <= 128
+            if max(whole.shape[:2]) <= 128:
+                exact = not encoded or images.describe(index).endswith("jpg")
+                assert np.array_equal(whole, small) if exact else np.abs(whole.astype(int) - small).mean() < 4
+            else:
+                assert whole.shape[0] / whole.shape[1] == pytest.approx(small.shape[0] / small.shape[1], rel=0.05)
+    ours = packed.train.take(np.array([3, 1]))
+    assert np.array_equal(ours[0], packed.train[3])
+    with pytest.raises(UsageError, match="at least 1 pixel"):
+        selfcon.data.pack(source, tmp_path / "other.pack", max_side=0)

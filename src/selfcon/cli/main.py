@@ -42,6 +42,12 @@ VERBS = {
     "data pack": ("selfcon.cli.data_pack", "decode a data set once into a file that opens at once"),
 }
 
+GROUPS = {
+    "analyze": "why it works: information, bounds, gradients, gradcam, generalization, embedding, cost",
+    "data": "check or pack a data set",
+}
+"""Verbs of two words by their first, and what they are for."""
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit with its code: 0 done, 64 wrong usage, 65 bad data, and so on as `selfcon.errors` says."""
@@ -79,7 +85,8 @@ def run(arguments: list[str]) -> int:
     """The exit code of one command."""
     verb, rest = _find_verb(arguments)
     if verb is None:
-        sys.stdout.write(selfcon.__version__ + "\n" if "--version" in arguments else _overview())
+        group = arguments[0] if arguments and arguments[0] in GROUPS else None
+        sys.stdout.write(selfcon.__version__ + "\n" if "--version" in arguments else _overview(group))
         return 0
     module = import_module(VERBS[verb][0])
     parser = Parser(prog=f"selfcon {verb}", description=module.__doc__)
@@ -102,9 +109,10 @@ def _find_verb(arguments: list[str]) -> tuple[str | None, list[str]]:
         verb = " ".join(arguments[:words])
         if verb in VERBS:
             return verb, arguments[words:]
-    groups = {verb.split()[0] for verb in VERBS if " " in verb}
-    if arguments[0] in groups:
+    if arguments[0] in GROUPS:
         below = {verb.split()[1] for verb in VERBS if verb.startswith(arguments[0] + " ")}
+        if arguments[1:2] in (["-h"], ["--help"]):
+            return None, []
         if len(arguments) < 2 or arguments[1].startswith("-"):
             raise UsageError(f"selfcon {arguments[0]} is followed by {' or '.join(sorted(below))}.")
         raise unknown_name(f"verb after {arguments[0]}", arguments[1], below)
@@ -113,14 +121,24 @@ def _find_verb(arguments: list[str]) -> tuple[str | None, list[str]]:
     raise unknown_name("verb", arguments[0], {verb.split()[0] for verb in VERBS})
 
 
-def _overview() -> str:
-    width = max(map(len, VERBS)) + 3
-    lines = [f"  {verb:{width}s}{summary}" for verb, (_, summary) in VERBS.items()]
+def _overview(group: str | None = None) -> str:
+    """All verbs, those of a group in one line; or the verbs of a group."""
+    shown = {}
+    for verb, (_, summary) in VERBS.items():
+        first, _, second = verb.partition(" ")
+        if group is None:
+            shown[f"{first} ..." if second else verb] = GROUPS[first] if second else summary
+        elif first == group:
+            shown[second] = summary
+    width = max(map(len, shown)) + 3
+    lines = [f"  {verb:{width}s}{summary}" for verb, summary in shown.items()]
+    name = f"selfcon {group}" if group else "selfcon"
+    about = f"{GROUPS[group].capitalize()}." if group else "Supervised contrastive learning of images from one view."
     return "\n".join(
         [
-            "usage: selfcon VERB [options]        selfcon VERB --help tells its options",
+            f"usage: {name} VERB [options]        {name} VERB --help tells its options",
             "",
-            "Supervised contrastive learning of images from a single view.",
+            about,
             "",
             *lines,
             "",

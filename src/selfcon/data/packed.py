@@ -1,7 +1,8 @@
 """A data set decoded once into one file that is mapped, not read: later starts take no time.
 
 The file is a valid safetensors file. For each split it holds `x_SPLIT` (uint8, [N, H, W, 3]; or, where sizes differ,
-all pixels in a row with `shape_SPLIT` [N, 2]) and `y_SPLIT`; its metadata hold the classes, a hash of what it was made
+all pixels in a row with `shape_SPLIT` [N, 2]; or image files as they are, in a row with `end_SPLIT` [N]) and
+`y_SPLIT`; its metadata hold the classes, a hash of what it was made
 from and one of what it holds.
 """
 
@@ -14,10 +15,12 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 import numpy as np
+from PIL import Image
 
 from selfcon.data.images import Pixels, decode
 from selfcon.data.scan import in_threads
@@ -29,6 +32,7 @@ from selfcon.progress import track
 _FORMAT = "selfcon-pack-1"
 _DTYPES: dict[str, np.dtype[Any]] = {"U8": np.dtype("<u1"), "I64": np.dtype("<i8")}
 _MAX_HEADER = 100_000_000
+_JPEG, _QUALITY = b"\xff\xd8", 95
 
 
 @dataclass(eq=False)
@@ -54,16 +58,73 @@ class PackedImages(Images):
         return f"{self.name}[{index}]"
 
 
-def pack(source: Source, path: str | Path) -> Path:
-    """Write a data set into one file, whole or not at all; only a packed file is ever replaced. Returns its path."""
-    path = Path(path)
+@dataclass(eq=False)
+class EncodedImages(Images):
+    """Image files, one behind the other in a mapped file, decoded when they are asked for."""
+
+    flat: Pixels  # [bytes]
+    starts: Labels  # [N]
+    ends: Labels  # [N]
+    labels: Labels
+    name: str
+    may_flip: bool = True
+
+    def __getitem__(self, index: int) -> Pixels:
+        data = self.flat[int(self.starts[index]) : int(self.ends[index])].tobytes()
+        return decode(Path(self.describe(index)), data).pixels
+
+    def take(self, indices: Labels) -> Self:
+        return replace(self, starts=self.starts[indices], ends=self.ends[indices], labels=self.labels[indices])
+
+    def describe(self, index: int) -> str:
+        return f"{self.name}[{index}]"
+
+
+@dataclass(frozen=True)
+class Form:
+    """How images are packed: made small where their longer side is above `max_side`, as pixels or as image files."""
+
+    max_side: int | None = None
+    encoded: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_side is not None and self.max_side < 1:
+            raise UsageError(f"The longer side must be at least 1 pixel, not {self.max_side}.")
+
+    def shape(self, raw: bytes, pixels: Pixels) -> tuple[bytes, tuple[int, int]]:
+        """What is stored of an image that was read from `raw`, and its height and width."""
+        small = _shrink(pixels, self.max_side)
+        if not self.encoded:
+            return np.ascontiguousarray(small).tobytes(), (small.shape[0], small.shape[1])
+        if small is pixels and raw[:2] == _JPEG:
+            return raw, (small.shape[0], small.shape[1])
+        buffer = BytesIO()
+        Image.fromarray(small).save(buffer, format="JPEG", quality=_QUALITY)
+        return buffer.getvalue(), (small.shape[0], small.shape[1])
+
+
+def _shrink(pixels: Pixels, max_side: int | None) -> Pixels:
+    height, width = pixels.shape[:2]
+    if max_side is None or max(height, width) <= max_side:
+        return pixels
+    size = [max(1, round(side * max_side / max(height, width))) for side in (width, height)]
+    return np.asarray(Image.fromarray(pixels).resize((size[0], size[1]), Image.Resampling.BILINEAR))
+
+
+def pack(source: Source, path: str | Path, *, max_side: int | None = None, encoded: bool = False) -> Path:
+    """Write a data set into one file, whole or not at all; only a packed file is ever replaced. Returns its path.
+
+    Images whose longer side is above `max_side` are made small. With `encoded`, JPEG files are stored as they are and
+    the rest as JPEG: a smaller file, that is decoded whenever it is read.
+    """
+    path, form = Path(path), Form(max_side, encoded)
     if path.exists() and not (path.is_file() and is_packed(path)):
         raise UsageError(f"{path} is there and is no packed file: it is not replaced.")
     staged = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with staged.open("xb") as file:
-            _write(file, source)
+            _write(file, source, form)
             file.flush()
             os.fsync(file.fileno())
         staged.replace(path)
@@ -77,7 +138,7 @@ def pack(source: Source, path: str | Path) -> Path:
     return path
 
 
-def _write(file: BinaryIO, source: Source) -> None:
+def _write(file: BinaryIO, source: Source, form: Form) -> None:
     metadata = {
         "format": _FORMAT,
         "name": source.name,
@@ -100,20 +161,25 @@ def _write(file: BinaryIO, source: Source) -> None:
 
     for split, images in source.splits().items():
         origin.update(f"{split} {len(images)}".encode() + images.labels.tobytes())
-        shapes = []
+        shapes, ends = [], []
         size = 0
         for raw, pixels in track(_read(images), f"Packing {split}", len(images)):
             origin.update(len(raw).to_bytes(8, "little"))
             origin.update(raw)
-            shapes.append(pixels.shape[:2])
-            data = np.ascontiguousarray(pixels).data
+            data, shape = form.shape(raw, pixels)
+            shapes.append(shape)
             file.write(data)
             content.update(data)
-            size += data.nbytes
+            size += len(data)
+            ends.append(size)
         table = np.array(shapes, dtype="<i8").reshape(-1, 2)
-        uniform = (table == table[0]).all()
+        uniform = bool((table == table[0]).all()) and not form.encoded
         add(f"x_{split}", "U8", [len(table), *map(int, table[0]), 3] if uniform else [size], size)
-        columns = {"y": images.labels.astype("<i8")} | ({} if uniform else {"shape": table})
+        columns = {"y": images.labels.astype("<i8")}
+        if form.encoded:
+            columns["end"] = np.array(ends, dtype="<i8")
+        elif not uniform:
+            columns["shape"] = table
         for key, column in columns.items():
             file.write(column.tobytes())
             content.update(column.tobytes())
@@ -230,6 +296,12 @@ def _open_split(path: Path, header: dict[str, Any], offset: int, split: str, may
         if pixels.shape[0] != len(labels) or pixels.shape[3] != 3:
             raise ValueError(f"x_{split} and y_{split} do not fit")
         return ArrayImages(pixels, labels, name, may_flip)
+    if f"end_{split}" in header:
+        ends = np.array(view("end", "I64"))
+        starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
+        if ends.shape != labels.shape or (ends <= starts).any() or int(ends[-1]) != pixels.size:
+            raise ValueError(f"x_{split} and end_{split} do not fit")
+        return EncodedImages(pixels, starts, ends, labels, name, may_flip)
     shapes = np.array(view("shape", "I64"))
     if shapes.shape != (len(labels), 2) or (shapes <= 0).any() or shapes.prod(1).sum() * 3 != pixels.size:
         raise ValueError(f"x_{split} and shape_{split} do not fit")

@@ -129,6 +129,12 @@ class Streamed(Split):
             f"{self.images.budget / 1e9:,.0f} GB of them stay in main memory"
         )
 
+    def finds_room(self) -> bool:
+        """Whether all images can stay in main memory once they are decoded, judged by some."""
+        some = np.linspace(0, len(self) - 1, min(16, len(self))).astype(int)
+        mean = np.mean([self.images[int(self.rows[place])].nbytes for place in some])
+        return bool(mean * len(self) <= self.images.budget)
+
     def _stream(
         self, wanted: Sequence[Tensor], policy: Policy, *, seed: int, epoch: int, views: int, size: int | None
     ) -> Iterator[Batch]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import os
 import platform
-import statistics
 import time
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
+from selfcon.data.split import Batch
+from selfcon.data.streamed import Streamed
 from selfcon.training.folder import describe_environment
 from selfcon.training.loop import peak_memory
 from selfcon.training.trainer import Stage, Trainer
@@ -20,6 +22,7 @@ from selfcon.workflows.pipeline import make_pretraining, make_probing
 from selfcon.workflows.task import Task, choose_device, collect_settings, prepare
 
 _FEW_POSITIVES = 1.0
+_READ_AHEAD = 5  # batches
 
 
 @dataclass
@@ -107,42 +110,88 @@ def _examine_task(task: Task) -> tuple[dict[str, Any], list[str]]:
 
 
 def _expect(task: Task) -> dict[str, Any]:
-    """Time and memory of all stages, from a few updates of each."""
+    """Time and memory of all stages, from a few updates of each, and what holds them up."""
     pretraining = make_pretraining(task, lambda epoch, module: None)
-    seconds = _time_an_update(pretraining, task.device)
+    pace = _measure_pace(pretraining, task)
     in_a_step = min(pretraining.batch_size, pretraining.samples)
     found = {
-        "an update": f"{1000 * seconds:.0f} ms, {in_a_step / seconds:,.0f} images/s",
-        "pretraining" if task.method.stages == 2 else "training": _foresee(pretraining, seconds),
+        "an update": f"{1000 * pace.later:.0f} ms, {in_a_step / pace.later:,.0f} images/s",
+        "of it, the network": f"{1000 * pace.network:.0f} ms, {in_a_step / pace.network:,.0f} images/s",
+        "pretraining" if task.method.stages == 2 else "training": _foresee(pretraining, pace),
+        "limited by": pace.limit(task.device),
     }
     if task.method.stages == 2:
         probing = make_probing(task, pretraining.net)
-        found["probe"] = _foresee(probing, _time_an_update(probing, task.device))
+        found["probe"] = _foresee(probing, _measure_pace(probing, task))
     return found | {"memory to expect": f"{peak_memory(task.device) / 1e9:.1f} GB"}
 
 
-def _foresee(stage: Stage, seconds: float) -> str:
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of an update with its batch in the first epoch and in later ones, and without making the batch."""
+
+    first: float
+    later: float
+    network: float
+
+    def limit(self, device: torch.device) -> str:
+        """What an update waits for."""
+        computes = "the GPU" if device.type == "cuda" else "the CPU, which computes"
+        if self.later <= 1.15 * self.network:
+            at_first = "" if self.first <= 1.15 * self.network else ", and in the first epoch by reading images"
+            return computes + at_first
+        return "making batches: reading, decoding and augmenting images"
+
+
+def _foresee(stage: Stage, pace: Pace) -> str:
     steps = stage.epochs * stage.steps_per_epoch
-    return f"{stage.epochs:,} epochs, {steps:,} updates, about {as_time(steps * seconds)}"
+    seconds = stage.steps_per_epoch * pace.first + (steps - stage.steps_per_epoch) * pace.later
+    return f"{stage.epochs:,} epochs, {steps:,} updates, about {as_time(seconds)}"
 
 
-def _time_an_update(stage: Stage, device: torch.device) -> float:
-    """Seconds that an update takes with its batch, as the loop makes them; the first ones set things up."""
-    trainer = Trainer(stage, device, compiled=False)
-    unmeasured, measured = (5, 10) if device.type == "cuda" else (1, 3)
-    batches = itertools.chain.from_iterable(stage.batches(epoch, 0) for epoch in itertools.count())
-    times = []
-    for step, batch in enumerate(itertools.islice(batches, unmeasured + measured)):
+def _measure_pace(stage: Stage, task: Task) -> Pace:
+    """Updates as the loop makes them, once they are set up.
+
+    With batches as they come, with such that were seen before (which is what later epochs are, if all images find
+    room), and with the same batch again and again.
+    """
+    on_gpu = task.device.type == "cuda"
+    trainer = Trainer(stage, task.device)
+    unmeasured, measured = (12, 20) if on_gpu else (1, 3)
+    batches = _endlessly(stage)
+    batch = next(batches)
+
+    def seconds(work: Iterable[Batch]) -> float:
+        done = 0
         start = time.perf_counter()
-        trainer.update(batch.images, batch.labels, step % (stage.epochs * stage.steps_per_epoch))
-        if device.type == "cuda":
+        for each in work:
+            trainer.update(each.images, each.labels, 0)
+            done += 1
+        if on_gpu:
             torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[unmeasured:])
+        return (time.perf_counter() - start) / max(done, 1)
+
+    seconds(itertools.repeat(batch, unmeasured))
+    network = seconds(itertools.repeat(batch, measured))
+    seconds(itertools.islice(batches, _READ_AHEAD if on_gpu else 0))  # what was made while nobody asked
+    first = later = seconds(itertools.islice(batches, measured))
+    batches.close()
+    if isinstance(task.train, Streamed) and task.train.finds_room():
+        again = stage.batches(0, 0)
+        seconds(itertools.islice(again, 1))
+        later = min(first, seconds(itertools.islice(again, measured)))
+    return Pace(first, later, network)
+
+
+def _endlessly(stage: Stage) -> Generator[Batch]:
+    for epoch in itertools.count():
+        yield from stage.batches(epoch, 0)
 
 
 def as_time(seconds: float) -> str:
     """Seconds in words."""
     if seconds < 120:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
