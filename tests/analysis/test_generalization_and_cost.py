@@ -7,8 +7,9 @@ import torch
 
 import selfcon
 from selfcon.analysis.cost import count_multiply_adds, measure
-from selfcon.analysis.generalization import fit_linear, linear_accuracy
+from selfcon.analysis.generalization import linear_accuracy
 from selfcon.errors import DataError, UsageError
+from selfcon.evaluation.linear import fit_linear
 
 
 def test_the_classifier_is_that_of_scikit_learn() -> None:

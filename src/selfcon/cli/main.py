@@ -34,6 +34,8 @@ VERBS = {
     "analyze generalization": ("selfcon.cli.analyze.generalization", "training and test accuracy, by run and epoch"),
     "analyze embedding": ("selfcon.cli.analyze.embedding", "maps of every exit's features, and who is near whom"),
     "analyze cost": ("selfcon.cli.analyze.cost", "parameters, multiply-adds, memory and time a step"),
+    "transfer classify": ("selfcon.cli.transfer.classify", "other classes: linear, nearest neighbours, fine-tuning"),
+    "transfer corruption": ("selfcon.cli.transfer.corruption", "what corrupted images cost, by exit"),
     "reproduce": ("selfcon.cli.reproduce", "the paper's tables and figures: list, show, plan, run, compare"),
     "doctor": ("selfcon.cli.doctor", "what this machine has, and what to expect of given data and settings"),
     "bench": ("selfcon.cli.bench", "how fast this machine trains, beside the ways of others"),
@@ -44,6 +46,7 @@ VERBS = {
 
 GROUPS = {
     "analyze": "why it works: information, bounds, gradients, gradcam, generalization, embedding, cost",
+    "transfer": "what an encoder is worth elsewhere: classify, corruption",
     "data": "check or pack a data set",
 }
 """Verbs of two words by their first, and what they are for."""

@@ -46,6 +46,19 @@ def add_data_arguments(parser: Parser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="decides how a single folder is split (default: 0)")
 
 
+def listed(text: str) -> list[str]:
+    """The words of `a,b,c`."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def numbers(text: str) -> list[int]:
+    """The whole numbers of `1,2,3`."""
+    try:
+        return [int(word) for word in listed(text)]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"wants whole numbers such as 256,512, not {text!r}") from None
+
+
 def print_json(result: dict[str, Any]) -> None:
     """One JSON document on stdout, from one of the processes."""
     if not speaks():

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from selfcon.data.archives import guarded_torchvision
 from selfcon.data.source import ArrayImages, FileImages, Images, Source, check_source
+from selfcon.data.splits import Labels
 from selfcon.errors import DataError, InputMissingError, SelfconError, UnsafeError
 
 
@@ -40,6 +41,7 @@ NAMED = {
     "flowers102": Named("Flowers102", "flowers-102", *_SPLIT),
     "dtd": Named("DTD", "dtd", *_SPLIT),
     "oxford-iiit-pet": Named("OxfordIIITPet", "oxford-iiit-pet", {"split": "trainval"}, {"split": "test"}),
+    "stanford-cars": Named("StanfordCars", "stanford_cars", *_SPLIT),
     "fgvc-aircraft": Named("FGVCAircraft", "fgvc-aircraft-2013b", {"split": "trainval"}, {"split": "test"}),
 }
 
@@ -79,7 +81,9 @@ def load_named(name: str, root: Path, *, download: bool) -> Source:
 
 
 def _images(dataset: Any, name: str, may_flip: bool) -> Images:
-    labels = np.asarray(_first_of(dataset, "targets", "labels", "_labels"), dtype=np.int64)
+    if hasattr(dataset, "_samples"):
+        return FileImages([Path(path) for path, _ in dataset._samples], _labels(dataset), may_flip)
+    labels = _labels(dataset)
     files = _first_of(dataset, "_image_files", "_images")
     if files is not None:
         return FileImages([Path(file) for file in files], labels, may_flip)
@@ -87,6 +91,12 @@ def _images(dataset: Any, name: str, may_flip: bool) -> Images:
     if pixels.ndim == 4 and pixels.shape[1] == 3:  # SVHN and STL10 keep channels first
         pixels = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
     return ArrayImages(grey_to_rgb(pixels), labels, name, may_flip)
+
+
+def _labels(dataset: Any) -> Labels:
+    if hasattr(dataset, "_samples"):
+        return np.array([label for _, label in dataset._samples], dtype=np.int64)
+    return np.asarray(_first_of(dataset, "targets", "labels", "_labels"), dtype=np.int64)
 
 
 def _first_of(dataset: Any, *names: str) -> Any:
@@ -102,7 +112,7 @@ def grey_to_rgb(pixels: Any) -> Any:
 def _classes(dataset: Any) -> tuple[str, ...]:
     if getattr(dataset, "classes", None):
         return tuple(str(name) for name in dataset.classes)
-    labels = _first_of(dataset, "targets", "labels", "_labels")
+    labels = _labels(dataset)
     return tuple(str(label) for label in range(int(np.max(labels)) + 1))
 
 

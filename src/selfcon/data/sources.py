@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
+from selfcon.data.fine_grained import FINE_GRAINED, load_fine_grained
 from selfcon.data.folders import load_folder, load_imagenet, load_tiny_imagenet
 from selfcon.data.named import NAMED, grey_to_rgb, load_named
 from selfcon.data.packed import is_packed, load_packed
@@ -27,7 +28,7 @@ _BROKEN_ZIP = (zipfile.BadZipFile, zlib.error, lzma.LZMAError)
 _ALWAYS_UNPACKED, _MOST_COMPRESSED = 1 << 30, 200  # bytes; beyond them, what is unpacked over what is there
 
 BadImages = Literal["error", "skip"]
-_BY_NAME = ("digits", "tiny-imagenet", "imagenet", "imagenet100", *NAMED)
+_BY_NAME = ("digits", "tiny-imagenet", "imagenet", "imagenet100", *NAMED, *FINE_GRAINED)
 _DIGITS_TEST = 360
 
 
@@ -74,6 +75,8 @@ def _find(
         return load_imagenet(root, name=name, class_list=chosen, problems=problems)
     if name in NAMED:
         return load_named(name, root, download=download)
+    if name in FINE_GRAINED:
+        return load_fine_grained(name, root)
     if path.is_dir() and is_sharded(path):
         return load_shards(path)
     if path.is_dir():

@@ -73,6 +73,14 @@ def _collect(net: MultiExitNetwork, data: Split, what: str, *, batch_size: int, 
     return {name: join_rows(torch.cat(values)).cpu() for name, values in parts.items()}
 
 
+def mean_per_class(guesses: Tensor, labels: Tensor) -> float:
+    """Percent right, as the mean over the classes that there are: small classes count as much as large ones."""
+    right = (guesses == labels).double()
+    classes, rows = labels.unique(return_inverse=True)
+    sums = torch.zeros(len(classes), dtype=torch.double, device=labels.device).index_add_(0, rows, right)
+    return 100 * float((sums / torch.bincount(rows)).mean())
+
+
 def summarise(test: Predictions, train: Predictions | None = None) -> dict[str, dict[str, float]]:
     """By exit: top1 and top5 (where there are 6 classes or more) of the test set, top1 of the training set."""
     top1, top5 = test.top(1), test.top(5) if next(iter(test.logits.values())).shape[1] > 5 else {}

@@ -97,6 +97,17 @@ def load_encoder(encoder: nn.Module, weights: dict[str, Tensor], name: str) -> N
     encoder.load_state_dict(found, strict=False)
 
 
+def load_subnetworks(subnetworks: nn.Module, weights: dict[str, Tensor]) -> bool:
+    """Give sub-networks the weights that one of our models has for the same ones; whether there were such."""
+    prefix = "subnetworks."
+    found = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+    wanted = {name: value.shape for name, value in subnetworks.state_dict().items()}
+    if not found or {name: value.shape for name, value in found.items()} != wanted:
+        return False
+    subnetworks.load_state_dict(found)
+    return True
+
+
 def hash_file(path: str | Path) -> str:
     """SHA-256 of a file."""
     digest = hashlib.sha256()

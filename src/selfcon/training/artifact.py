@@ -69,7 +69,7 @@ def load_model(path: str | Path) -> tuple[MultiExitNetwork, dict[str, Any]]:
         network = _check_network(path, facts["network"])
         tensors = load_tensors((path / "model.safetensors").read_bytes())
         _check_fit(network, tensors)
-        net = _build(network)
+        net = build_model(network)
         net.load_state_dict(tensors)
     except SelfconError as error:
         if isinstance(error, UnsafeError):
@@ -98,7 +98,7 @@ def _check_network(path: Path, given: Any) -> dict[str, Any]:
 def _check_fit(network: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     try:
         with torch.device("meta"):
-            wanted = {name: value.shape for name, value in _build(network).state_dict().items()}
+            wanted = {name: value.shape for name, value in build_model(network).state_dict().items()}
     except NotImplementedError:  # some networks cannot be built without memory
         return
     found = {name: value.shape for name, value in tensors.items()}
@@ -106,7 +106,8 @@ def _check_fit(network: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         raise DataError(f"{wrong} is {found.get(wrong)} and not {wanted.get(wrong)}")
 
 
-def _build(network: dict[str, Any]) -> MultiExitNetwork:
+def build_model(network: dict[str, Any]) -> MultiExitNetwork:
+    """A fresh network from the arguments that model.json keeps."""
     arguments = dict(network)
     name, exits, options = arguments.pop("name"), parse_exits(arguments.pop("exits")), arguments.pop("options")
     return create_model(name, exits=exits, **arguments, **options)

@@ -25,7 +25,7 @@ from selfcon.losses.methods import Method, get_method
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.registry import create_model
 from selfcon.networks.sync_norm import synchronise
-from selfcon.networks.weights import hash_file, load_encoder, read_weights
+from selfcon.networks.weights import hash_file, load_encoder, load_subnetworks, read_weights
 from selfcon.paper.recipes import load_recipe
 from selfcon.training.artifact import parse_exits
 from selfcon.training.distributed import ALONE, World, own_device
@@ -224,6 +224,7 @@ class Task:
         net = create_model(name, exits=exits, **options, **more)
         if self.weights is not None:
             load_encoder(net.encoder, self.weights, str(self.settings.weights))
+            load_subnetworks(net.subnetworks, self.weights)
         if self.world.size > 1 and self._synchronises():
             synchronise(net)
         if self.settings.precision == "fp64":

@@ -45,9 +45,9 @@ class TrainedRun:
         """Its own data."""
         return read_source(self.settings)
 
-    def other_source(self, data: str) -> Source:
-        """Other data, read as its own are."""
-        return load(data, root=self.settings.data_root)
+    def other_source(self, data: str, *, root: str | None = None, seed: int = 0) -> Source:
+        """Other data; named ones lie below `root`, which is that of its own unless it is given."""
+        return load(data, root=root or self.settings.data_root, seed=seed)
 
     def split(self, name: str) -> Split:
         """A split of its own data, once it is seen to be what it was trained with."""

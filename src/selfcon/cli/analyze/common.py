@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,6 @@ def add_common(parser: Parser, *, device: bool = True, out: str = "RUN/analysis"
     if device:
         parser.add_argument("--device", default="auto", metavar="STR", help="cpu, cuda, ... (default: auto)")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
-
-
-def listed(text: str) -> list[str]:
-    """The words of `a,b,c`."""
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def numbers(text: str) -> list[int]:
-    """The whole numbers of `1,2,3`."""
-    try:
-        return [int(word) for word in listed(text)]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"wants whole numbers such as 256,512, not {text!r}") from None
 
 
 def show(result: dict[str, Any], lines: list[str], *, as_json: bool) -> int:

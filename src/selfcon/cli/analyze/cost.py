@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from selfcon.cli.analyze.common import add_common, listed, numbers, show
-from selfcon.cli.parsing import Parser
+from selfcon.cli.analyze.common import add_common, show
+from selfcon.cli.parsing import Parser, listed, numbers
 
 
 def add_arguments(parser: Parser) -> None:

@@ -1,0 +1,1 @@
+"""`selfcon transfer ...`: a module a verb."""

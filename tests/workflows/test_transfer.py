@@ -1,0 +1,130 @@
+"""A run's encoder at other tasks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+import selfcon
+from selfcon.cli.main import run as command
+from selfcon.errors import SelfconError
+from selfcon.workflows import transfer
+from tests.workflows.conftest import write_stripes
+
+SMALL: dict[str, Any] = {"width": 0.125, "epochs": 4, "batch_size": 32, "probe.epochs": 10, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on stripes of 32 pixels, and other data of two classes."""
+    folder = tmp_path_factory.mktemp("transfer")
+    selfcon.fit(data=str(write_stripes(folder / "stripes.npz", side=32, train=160)), out=folder / "run", **SMALL)
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 30), ("test", 12)):
+        for index in range(count):
+            wave = np.sin(np.arange(32) * (0.8 if index % 2 else 1.0) + rng.uniform(0, 6))
+            pixels = (128 + 60 * wave[:, None, None] + rng.normal(0, 60, (32, 32, 3))).clip(0, 255).astype(np.uint8)
+            path = folder / "waves" / split / f"class{index % 2}" / f"{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(path)
+    return folder
+
+
+def test_classify(place: Path) -> None:
+    result = transfer.classify(place / "run", data=str(place / "waves"), device="cpu")
+    assert result["metric"] == "top1"
+    for mode in ("linear", "knn"):
+        assert set(result[mode]["accuracy"]) == {"backbone", "exit2", "ensemble"}
+    assert result["linear"]["accuracy"]["ensemble"]["top1"] > 60
+    stored = json.loads((Path(result["out"]) / "classify.json").read_text())
+    assert stored["linear"] == result["linear"]
+    fresh = transfer.classify(place / "run", data=str(place / "waves"), random=True, device="cpu")
+    assert fresh["knn"] != result["knn"]
+    assert fresh["method"] == "none: fresh weights"
+    assert transfer.classify(place / "run", data=str(place / "waves"), device="cpu") == result
+
+
+def test_fine_tuning_begins_with_the_encoder_and_goes_on_where_it_was(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "_RATES", (0.01,))
+    monkeypatch.setattr(transfer, "_DECAYS", (1e-4,))
+    options: Any = {"data": str(place / "waves"), "modes": ["finetune"], "epochs": 2, "batch_size": 10, "device": "cpu"}
+    result = transfer.classify(place / "run", **options)
+    assert result["finetune"]["lr"] == 0.01
+    assert set(result["finetune"]["accuracy"]) == {"backbone", "exit2", "ensemble"}
+    whole = Path(result["out"]) / "whole"
+    assert (whole / "report.html").is_file()
+    before, after = load_file(place / "run" / "model.safetensors"), load_file(whole / "model.safetensors")
+    some = [name for name in before if "conv1.weight" in name or name.startswith("subnetworks.")]
+    assert any(name.startswith("subnetworks.") for name in some)
+    for name in some:
+        similar = torch.nn.functional.cosine_similarity(before[name].flatten(), after[name].flatten(), dim=0)
+        assert float(similar) > 0.9  # they were not drawn anew
+    time = (whole / "model.safetensors").stat().st_mtime_ns
+    assert transfer.classify(place / "run", **options)["finetune"] == result["finetune"]
+    assert (whole / "model.safetensors").stat().st_mtime_ns == time
+
+
+def test_corruption(place: Path) -> None:
+    pytest.importorskip("imagecorruptions")
+    options: Any = {"corruptions": ["gaussian_noise", "contrast"], "severities": [1, 5], "samples": 12, "device": "cpu"}
+    result = transfer.corruption(place / "run", **options)
+    assert set(result["summary"]) == {"backbone", "exit2", "ensemble"}
+    assert result["images"] == 12
+    for name, errors in result["errors"].items():
+        mean = np.mean([np.mean(each) for each in errors.values()])
+        assert result["summary"][name]["mean_error"] == pytest.approx(mean)
+        assert result["summary"][name]["relative_error"] == pytest.approx(mean - result["clean_error"][name])
+    assert transfer.corruption(place / "run", **options) == result
+
+
+def test_imagenet_c_from_disk(place: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    selfcon.fit(data=str(place / "waves"), image_size=32, out=run, **{**SMALL, "epochs": 1, "batch_size": 10})
+    for severity in (1, 2):
+        for name in ("class0", "class1"):
+            path = tmp_path / "fog" / str(severity) / name / "x.png"
+            path.parent.mkdir(parents=True)
+            Image.new("RGB", (40, 36), (100, 90, 80)).save(path)
+    options: Any = {"corruptions": ["fog"], "severities": [1, 2], "imagenet_c": tmp_path, "device": "cpu"}
+    result = transfer.corruption(run, **options)
+    assert set(result["summary"]["ensemble"]) == {"mce", "relative_mce"}
+    assert result["errors"]["ensemble"]["fog"] == [50.0, 50.0]  # equal images of two classes
+    with pytest.raises(SelfconError, match="CORRUPTION/SEVERITY/CLASS"):
+        transfer.corruption(run, **{**options, "severities": [3]})
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["classify", "run", "--data", "waves", "--modes", "linar"], 64, "linear"),
+        (["classify", "run", "--data", "nowhere/at-all"], 66, "no file or folder"),
+        (["classify", "run", "--data", "waves", "--modes", "finetune", "--random"], 64, "fresh weights"),
+        (["classify", "run"], 64, "--data"),
+        (["corruption", "run", "--corruptions", "fogg"], 64, "fog"),
+        (["corruption", "nowhere"], 66, "no trained model"),
+    ],
+)
+def test_mistakes(words: list[str], code: int, says: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    with pytest.raises(SelfconError, match=says) as told:
+        command(["transfer", *words])
+    assert told.value.exit_code == code
+
+
+def test_verbs(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(place)
+    assert command(["transfer", "classify", "run", "--data", "waves", "--modes", "knn"]) == 0
+    assert "knn       backbone " in capsys.readouterr().out
+    if pytest.importorskip("imagecorruptions"):
+        words = ["transfer", "corruption", "run", "--corruptions", "contrast", "--severities", "1", "--samples", "8"]
+        assert command(words) == 0
+        assert "ensemble    clean" in capsys.readouterr().out
