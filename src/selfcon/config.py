@@ -259,12 +259,23 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return tree
 
 
-def write_yaml(settings: Settings) -> str:
+def read_like(path: Path, settings: Section) -> Section:
+    """The settings in a YAML file, of the same kind as others."""
+    tree = read_yaml(path)
+    if isinstance(settings, Settings):
+        return make_settings(tree)
+    try:
+        return type(settings).model_validate(tree)
+    except ValidationError as error:
+        raise UsageError(f"{path} holds settings of another kind: {_describe(error.errors()[0])}") from error
+
+
+def write_yaml(settings: Section) -> str:
     """All settings, as `read_yaml` reads them."""
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def differences(old: Settings, new: Settings) -> list[str]:
+def differences(old: Section, new: Section) -> list[str]:
     """The settings that differ, each as `name: old -> new`."""
     before, after = flatten(old.model_dump(mode="json")), flatten(new.model_dump(mode="json"))
     return [

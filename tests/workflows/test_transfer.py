@@ -16,6 +16,7 @@ import selfcon
 from selfcon.cli.main import run as command
 from selfcon.errors import SelfconError
 from selfcon.workflows import transfer
+from tests.data.test_scenes import write_voc
 from tests.workflows.conftest import write_stripes
 
 SMALL: dict[str, Any] = {"width": 0.125, "epochs": 4, "batch_size": 32, "probe.epochs": 10, "device": "cpu"}
@@ -128,3 +129,32 @@ def test_verbs(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         words = ["transfer", "corruption", "run", "--corruptions", "contrast", "--severities", "1", "--samples", "8"]
         assert command(words) == 0
         assert "ensemble    clean" in capsys.readouterr().out
+
+
+def test_segment(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("segmentation_models_pytorch")
+    write_voc(tmp_path / "voc")
+    folder = tmp_path / "voc" / "VOCdevkit" / "VOC2012"
+    (folder / "ImageSets" / "Segmentation" / "train.txt").write_text("2012_0\n2012_1\n" * 2)
+    options: Any = {"data": str(tmp_path / "voc"), "image_size": 32, "epochs": 2, "batch_size": 2, "device": "cpu"}
+    result = transfer.segment(place / "run", out=tmp_path / "out", **options)
+    assert 0 <= result["miou"] <= 100
+    assert result["scenes"] == {"train": 4, "test": 1}
+    assert (tmp_path / "out" / "predictions.png").read_bytes().startswith(b"\x89PNG")
+    again = transfer.segment(place / "run", out=tmp_path / "out", **options)
+    assert again["already_done"]
+    assert again["miou"] == result["miou"]
+    other = transfer.segment(place / "run", out=tmp_path / "other", **options)
+    assert other["miou"] == result["miou"]  # the same run gives the same result
+    with pytest.raises(SelfconError, match="other settings"):
+        transfer.segment(place / "run", out=tmp_path / "out", **{**options, "epochs": 3})
+    fresh = transfer.segment(place / "run", out=tmp_path / "fresh", random=True, **options)
+    assert fresh["method"] == "none: fresh weights"
+    monkeypatch.chdir(tmp_path)
+    words = ["transfer", "segment", str(place / "run"), "--data", "voc", "--image-size", "32", "--epochs", "1"]
+    assert command([*words, "--batch-size", "2", "--device", "cpu", "--out", "said"]) == 0
+    assert "mIoU" in capsys.readouterr().out
+    with pytest.raises(SelfconError, match="more than the 4 scenes"):
+        command([*words, "--batch-size", "9", "--out", "large", "--device", "cpu"])

@@ -88,13 +88,29 @@ class MultiExitNetwork(nn.Module):
 
     def look_inside(self, images: Tensor, after: int) -> tuple[Tensor, Output]:
         """The map [B, C, H, W] after a stage, counted from 1, and all exits, computed from that very map."""
-        stages = len(self._splitter.stages(self.encoder)) if isinstance(self._splitter, Staged) else 0
+        stages = self.stages
         known = [leave.after for leave in self.exits]
         if after not in known and not 1 <= after <= stages:
             there = f"stages 1 to {stages}" if stages else f"the stages {known}" if known else "none of its stages"
             raise UsageError(f"This network can be looked at after {there}, not after {after}.")
         maps, feature = self._splitter.walk(self.encoder, images, sorted({*known, after}), whole=True)
         return maps[after], self._leave(self.exits, maps, feature)
+
+    @property
+    def stages(self) -> int:
+        """How many stages the encoder has, where it runs stage by stage; else 0."""
+        return len(self._splitter.stages(self.encoder)) if isinstance(self._splitter, Staged) else 0
+
+    def stage_maps(self, images: Tensor) -> list[Tensor]:
+        """The maps [B, C, H, W] after every stage, for tasks that need more than one of them."""
+        if not self.stages:
+            raise UsageError("This encoder does not run stage by stage, so its maps cannot be had.")
+        maps, _ = self._splitter.walk(self.encoder, images, list(range(1, self.stages + 1)), whole=False)
+        return [maps[number] for number in sorted(maps)]
+
+    def stage_widths(self) -> list[int]:
+        """The channels of these maps."""
+        return self._splitter.widths(self.encoder)
 
     def stage_of_modules(self) -> dict[str, int]:
         """The stage of every module of the encoder: the stem is 0, what stands behind the last stage is left out.

@@ -164,6 +164,25 @@ def draw_cams(images: Tensor, rows: Mapping[str, Tensor]) -> Picture:
     return draw(work, (1.1 * count + 1.2, 1.1 * (1 + len(rows))))
 
 
+def draw_masks(scenes: Sequence[tuple[Any, Any, Any]], classes: int) -> Picture:
+    """Images [H, W, 3] with their true and predicted masks [H, W], a column a scene; 255 is left grey."""
+    table = np.full((256, 3), 0.5)
+    table[:classes] = [mpl.colormaps["tab20"](index % 20)[:3] for index in range(classes)]
+    table[0] = 0.0
+
+    def work(figure: Figure) -> None:
+        grid = figure.subplots(3, len(scenes), squeeze=False)
+        for column, (image, truth, predicted) in enumerate(scenes):
+            for line, each in enumerate((image, table[truth], table[predicted])):
+                grid[line, column].imshow(each)
+                grid[line, column].set_xticks([])
+                grid[line, column].set_yticks([])
+        for line, name in enumerate(("image", "truth", "predicted")):
+            grid[line, 0].set_ylabel(name, rotation=0, ha="right", va="center")
+
+    return draw(work, (1.7 * len(scenes) + 0.8, 4.2))
+
+
 def draw_generalization(runs: Sequence[Mapping[str, Any]]) -> Picture:
     """Train and test accuracy as bars, and where encoders were kept, over their epochs (Figure 3)."""
     over_epochs = [run for run in runs if run["epochs"]]

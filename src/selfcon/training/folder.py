@@ -17,7 +17,7 @@ from typing import IO, Any, Self
 import torch
 
 import selfcon
-from selfcon.config import Settings, differences, make_settings, read_yaml, write_yaml
+from selfcon.config import Section, Settings, differences, make_settings, read_like, read_yaml, write_yaml
 from selfcon.errors import InputMissingError, StorageError, UsageError
 from selfcon.training.checkpoint import write_whole
 
@@ -40,7 +40,7 @@ class RunFolder:
         return cls(Path(path), None)
 
     @classmethod
-    def open(cls, path: str | Path, settings: Settings, *, verb: str, overwrite: bool = False) -> Self:
+    def open(cls, path: str | Path, settings: Section, *, verb: str, overwrite: bool = False) -> Self:
         """The folder of a run with these settings, new or to be gone on with; others in it are refused."""
         path = Path(path)
         lock = _hold(path)
@@ -132,9 +132,9 @@ def _never_began(path: Path) -> bool:
     return {child.name for child in path.iterdir()} <= {".lock", "config.yaml", "environment.json", "data.json"}
 
 
-def _check_same_run(path: Path, settings: Settings) -> None:
+def _check_same_run(path: Path, settings: Section) -> None:
     asked = path / "config.yaml"
-    if asked.exists() and (changed := differences(make_settings(read_yaml(asked)), settings)):
+    if asked.exists() and (changed := differences(read_like(asked, settings), settings)):
         raise UsageError(
             f"{path} holds a run with other settings ({'; '.join(changed)}): "
             f"choose another --out, or start anew with --overwrite."

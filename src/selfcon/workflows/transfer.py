@@ -11,17 +11,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from selfcon.config import Count, Positive, Section
 from selfcon.data.fine_grained import MEAN_PER_CLASS
 from selfcon.data.folders import read_classes
 from selfcon.data.resident import Resident
+from selfcon.data.scenes import load_scenes
 from selfcon.data.source import Source
 from selfcon.errors import InputMissingError, StorageError, UsageError, unknown_name
 from selfcon.evaluation import knn as neighbours
 from selfcon.evaluation.accuracy import Predictions, embed, predict
+from selfcon.networks.weights import hash_file
 from selfcon.progress import say
+from selfcon.report import figures
 from selfcon.report.plots import spread
 from selfcon.training.artifact import build_model
 from selfcon.training.distributed import join
+from selfcon.training.folder import RunFolder
+from selfcon.training.loop import train as train_stage
+from selfcon.training.signals import watch
+from selfcon.transfer import segmentation
 from selfcon.transfer.classification import DECAYS, evaluate_linear, measure
 from selfcon.transfer.robustness import CORRUPTIONS, SEVERITIES, corrupt_all, mean_corruption_error
 from selfcon.workflows.pipeline import run_stages
@@ -152,6 +160,106 @@ class _Finetuning:
         )
         running = Running.choose(device=self.device, compile=None, log=())
         return run_stages(chosen, self.folder / name, running, overwrite=False, verb="fit", probe=False)
+
+
+class SegmentSettings(Section):
+    """Everything that decides the result of training a segmenter."""
+
+    encoder: str
+    encoder_sha256: str
+    random: bool
+    data: str
+    skip_broken: bool
+    image_size: int
+    epochs: Count
+    batch_size: Count
+    lr: Positive
+    weight_decay: float
+    precision: str
+    seed: int
+
+
+def segment(
+    run_folder: str | Path,
+    *,
+    data: str,
+    image_size: int = 256,
+    epochs: int = 50,
+    batch_size: int = 8,
+    lr: float = 5e-4,
+    weight_decay: float = 1e-2,
+    random: bool = False,
+    skip_broken: bool = False,
+    seed: int = 0,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    device: str = "auto",
+) -> Result:
+    """Train DeepLabV3+ on a run's encoder with scenes of VOC or COCO, and measure mIoU.
+
+    The same call again goes on where it was stopped, or returns the result where it is done.
+    """
+    running = Running.choose(device=device, compile=None, log=())
+    encoder = open_run(run_folder, device)
+    settings = SegmentSettings(
+        encoder=str(run_folder),
+        encoder_sha256=hash_file(encoder.path / "model.safetensors"),
+        random=random,
+        data=data,
+        skip_broken=skip_broken,
+        image_size=image_size,
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=lr,
+        weight_decay=weight_decay,
+        precision="bf16" if running.device.type == "cuda" else "fp32",
+        seed=seed,
+    )
+    scenes = load_scenes(data, "segment", skip_broken=skip_broken)
+    kind = "random" if random else "encoder"
+    folder = Path(out) if out is not None else encoder.path / "transfer" / f"segment-{Path(data).name}-{kind}-{seed}"
+    with RunFolder.open(folder, settings, verb="transfer segment", overwrite=overwrite) as run:
+        if (done := run.read_json("results.json")) is not None:
+            return {**done, "out": str(folder), "already_done": True}
+        torch.manual_seed(seed)
+        net = build_model(encoder.facts["network"]).to(running.device) if random else encoder.net
+        module = segmentation.Segmenter(net, len(scenes.classes) + 1).to(running.device)
+        module.check_size(image_size)
+        look = segmentation.Look(image_size, torch.tensor(encoder.facts["mean"]), torch.tensor(encoder.facts["std"]))
+        stage = segmentation.Segmenting(
+            module,
+            scenes.train,
+            look=look,
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr,
+            weight_decay=weight_decay,
+            precision=settings.precision,
+            seed=seed,
+            device=running.device,
+        )
+        with watch() as stop:
+            trained = train_stage(stage, run, device=running.device, stop=stop, compiled=False)
+        module = trained.module  # type: ignore[assignment]
+        result: Result = {
+            "task": "segment",
+            "encoder": encoder.name,
+            "method": "none: fresh weights" if random else encoder.settings.method,
+            "model": encoder.settings.model,
+            "data": scenes.name,
+            "scenes": {"train": len(scenes.train), "test": len(scenes.test)},
+            "epochs": epochs,
+            "seed": seed,
+            **segmentation.evaluate(module, scenes, look, running.device),
+            "seconds": trained.seconds,
+        }
+        shown = [
+            (scene.read(), scene.mask(), segmentation.predict_mask(module, scene, look, running.device).numpy())
+            for scene in scenes.test[:6]
+        ]
+        run.write("predictions.png", figures.draw_masks(shown, len(scenes.classes) + 1).png)
+        run.write("results.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    return {**result, "out": str(folder)}
 
 
 def corruption(

@@ -1,0 +1,54 @@
+"""Semantic segmentation on a run's encoder: DeepLabV3+ trained on Pascal VOC or COCO, measured by mIoU.
+
+example: selfcon transfer segment runs/imagenette --data /data/VOCdevkit/VOC2012
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from selfcon.cli.parsing import Parser, print_json
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("run", type=Path, help="the folder of a trained run")
+    parser.add_argument("--data", required=True, metavar="DIR", help="VOCdevkit, VOC2012 or VOC2007, or COCO's folder")
+    parser.add_argument("--image-size", type=int, default=256, metavar="INT", help="of crops (default: 256)")
+    parser.add_argument("--epochs", type=int, default=50, help="(default: 50)")
+    parser.add_argument("--batch-size", type=int, default=8, help="(default: 8)")
+    parser.add_argument("--lr", type=float, default=5e-4, help="of AdamW (default: 0.0005)")
+    parser.add_argument("--random", action="store_true", help="the run's network with fresh weights, for comparison")
+    parser.add_argument("--skip-broken", action="store_true", help="leave out what is wrong instead of stopping")
+    parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="(default: RUN/transfer/segment-DATA-...)")
+    parser.add_argument("--overwrite", action="store_true", help="start anew in a folder that holds another run")
+    parser.add_argument("--device", default="auto", metavar="STR", help="cpu, cuda, ... (default: auto)")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
+
+
+def run(options: argparse.Namespace) -> int:
+    from selfcon.workflows import transfer
+
+    result = transfer.segment(
+        options.run,
+        data=options.data,
+        image_size=options.image_size,
+        epochs=options.epochs,
+        batch_size=options.batch_size,
+        lr=options.lr,
+        random=options.random,
+        skip_broken=options.skip_broken,
+        seed=options.seed,
+        out=options.out,
+        overwrite=options.overwrite,
+        device=options.device,
+    )
+    if options.json:
+        print_json(result)
+        return 0
+    print(f"{result['encoder']} ({result['method']}) on {result['data']}: mIoU {result['miou']:.1f} %")
+    best = sorted(result["iou"].items(), key=lambda item: -item[1])[:5]
+    print("  " + ", ".join(f"{name} {value:.0f}" for name, value in best))
+    print(f"predictions drawn in {Path(result['out']) / 'predictions.png'}")
+    return 0
