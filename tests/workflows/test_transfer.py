@@ -158,3 +158,21 @@ def test_segment(
     assert "mIoU" in capsys.readouterr().out
     with pytest.raises(SelfconError, match="more than the 4 scenes"):
         command([*words, "--batch-size", "9", "--out", "large", "--device", "cpu"])
+
+
+def test_detect(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pycocotools")
+    write_voc(tmp_path / "voc")
+    options: Any = {"data": str(tmp_path / "voc"), "image_size": 64, "epochs": 2, "batch_size": 1, "device": "cpu"}
+    result = transfer.detect(place / "run", out=tmp_path / "out", **options)
+    assert set(result) >= {"map", "map50", "map75", "scenes"}
+    assert (tmp_path / "out" / "predictions.png").read_bytes().startswith(b"\x89PNG")
+    assert transfer.detect(place / "run", out=tmp_path / "out", **options)["already_done"]
+    with pytest.raises(SelfconError, match="task: 'detect' -> 'segment'"):
+        transfer.segment(place / "run", out=tmp_path / "out", **options)
+    monkeypatch.chdir(tmp_path)
+    words = ["transfer", "detect", str(place / "run"), "--data", "voc", "--image-size", "64", "--epochs", "1"]
+    assert command([*words, "--batch-size", "1", "--device", "cpu", "--out", "said", "--random"]) == 0
+    assert "at IoU 0.5" in capsys.readouterr().out

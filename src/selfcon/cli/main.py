@@ -36,6 +36,7 @@ VERBS = {
     "analyze cost": ("selfcon.cli.analyze.cost", "parameters, multiply-adds, memory and time a step"),
     "transfer classify": ("selfcon.cli.transfer.classify", "other classes: linear, nearest neighbours, fine-tuning"),
     "transfer segment": ("selfcon.cli.transfer.segment", "semantic segmentation with DeepLabV3+ on VOC or COCO"),
+    "transfer detect": ("selfcon.cli.transfer.detect", "object detection with RetinaNet on VOC or COCO"),
     "transfer corruption": ("selfcon.cli.transfer.corruption", "what corrupted images cost, by exit"),
     "reproduce": ("selfcon.cli.reproduce", "the paper's tables and figures: list, show, plan, run, compare"),
     "doctor": ("selfcon.cli.doctor", "what this machine has, and what to expect of given data and settings"),
@@ -47,7 +48,7 @@ VERBS = {
 
 GROUPS = {
     "analyze": "why it works: information, bounds, gradients, gradcam, generalization, embedding, cost",
-    "transfer": "what an encoder is worth elsewhere: classify, segment, corruption",
+    "transfer": "what an encoder is worth elsewhere: classify, segment, detect, corruption",
     "data": "check or pack a data set",
 }
 """Verbs of two words by their first, and what they are for."""

@@ -9,6 +9,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from selfcon.report.canvas import GREY, MARKS, Picture, colour_of_exit, colour_of_method, draw
@@ -181,6 +182,28 @@ def draw_masks(scenes: Sequence[tuple[Any, Any, Any]], classes: int) -> Picture:
             grid[line, 0].set_ylabel(name, rotation=0, ha="right", va="center")
 
     return draw(work, (1.7 * len(scenes) + 0.8, 4.2))
+
+
+def draw_boxes(scenes: Sequence[tuple[Any, Any, Any, Any, Any]], classes: Sequence[str]) -> Picture:
+    """Images [H, W, 3] with true boxes and labels above, and the surest found ones below; a column a scene."""
+
+    def work(figure: Figure) -> None:
+        grid = figure.subplots(2, len(scenes), squeeze=False)
+        for column, (image, *objects) in enumerate(scenes):
+            for line, (boxes, labels) in enumerate((objects[:2], objects[2:])):
+                axes = grid[line, column]
+                axes.imshow(image)
+                axes.set_xticks([])
+                axes.set_yticks([])
+                for box, label in zip(boxes, labels, strict=True):
+                    colour = mpl.colormaps["tab20"](int(label) % 20)
+                    place, width, height = (box[0], box[1]), box[2] - box[0], box[3] - box[1]
+                    axes.add_patch(Rectangle(place, width, height, fill=False, edgecolor=colour, linewidth=1.5))
+                    axes.text(*place, _plain(classes[int(label)]), fontsize=6, color="white", backgroundcolor=colour)
+        for line, name in enumerate(("truth", "found")):
+            grid[line, 0].set_ylabel(name, rotation=0, ha="right", va="center")
+
+    return draw(work, (2.1 * len(scenes) + 0.8, 4.0))
 
 
 def draw_generalization(runs: Sequence[Mapping[str, Any]]) -> Picture:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from selfcon.config import Count, Positive, Section
 from selfcon.data.fine_grained import MEAN_PER_CLASS
 from selfcon.data.folders import read_classes
 from selfcon.data.resident import Resident
-from selfcon.data.scenes import load_scenes
+from selfcon.data.scenes import Scenes, load_scenes
 from selfcon.data.source import Source
 from selfcon.errors import InputMissingError, StorageError, UsageError, unknown_name
 from selfcon.evaluation import knn as neighbours
@@ -23,13 +23,15 @@ from selfcon.evaluation.accuracy import Predictions, embed, predict
 from selfcon.networks.weights import hash_file
 from selfcon.progress import say
 from selfcon.report import figures
+from selfcon.report.canvas import Picture
 from selfcon.report.plots import spread
 from selfcon.training.artifact import build_model
 from selfcon.training.distributed import join
 from selfcon.training.folder import RunFolder
 from selfcon.training.loop import train as train_stage
 from selfcon.training.signals import watch
-from selfcon.transfer import segmentation
+from selfcon.training.trainer import Stage
+from selfcon.transfer import detection, segmentation
 from selfcon.transfer.classification import DECAYS, evaluate_linear, measure
 from selfcon.transfer.robustness import CORRUPTIONS, SEVERITIES, corrupt_all, mean_corruption_error
 from selfcon.workflows.pipeline import run_stages
@@ -39,6 +41,7 @@ from selfcon.workflows.trained import TrainedRun, open_run
 Result = dict[str, Any]
 MODES = ("linear", "knn", "finetune")
 _RATES, _DECAYS = (0.003, 0.01, 0.03), (1e-4, 1e-3)
+_SHOWN = 6  # scenes in a picture
 _SHORTER = 4  # how much shorter runs are that only choose settings
 
 
@@ -162,9 +165,10 @@ class _Finetuning:
         return run_stages(chosen, self.folder / name, running, overwrite=False, verb="fit", probe=False)
 
 
-class SegmentSettings(Section):
-    """Everything that decides the result of training a segmenter."""
+class SceneSettings(Section):
+    """Everything that decides the result of training on scenes."""
 
+    task: Literal["segment", "detect"]
     encoder: str
     encoder_sha256: str
     random: bool
@@ -199,67 +203,139 @@ def segment(
 
     The same call again goes on where it was stopped, or returns the result where it is done.
     """
-    running = Running.choose(device=device, compile=None, log=())
+    asked: Result = {"image_size": image_size, "epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed}
+    asked |= {"weight_decay": weight_decay, "random": random, "skip_broken": skip_broken, "data": data}
+    return _learn_scenes("segment", run_folder, asked, out, overwrite=overwrite, device=device)
+
+
+def detect(
+    run_folder: str | Path,
+    *,
+    data: str,
+    image_size: int = 384,
+    epochs: int = 30,
+    batch_size: int = 8,
+    lr: float = 2e-4,
+    weight_decay: float = 1e-2,
+    random: bool = False,
+    skip_broken: bool = False,
+    seed: int = 0,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    device: str = "auto",
+) -> Result:
+    """Train RetinaNet on a run's encoder with scenes of VOC or COCO, and measure mAP (VOC's is that at IoU 0.5).
+
+    The same call again goes on where it was stopped, or returns the result where it is done.
+    """
+    asked: Result = {"image_size": image_size, "epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed}
+    asked |= {"weight_decay": weight_decay, "random": random, "skip_broken": skip_broken, "data": data}
+    return _learn_scenes("detect", run_folder, asked, out, overwrite=overwrite, device=device)
+
+
+def _learn_scenes(
+    task: Literal["segment", "detect"],
+    run_folder: str | Path,
+    asked: Result,
+    out: str | Path | None,
+    *,
+    overwrite: bool,
+    device: str,
+) -> Result:
+    chosen = Running.choose(device=device, compile=None, log=()).device
     encoder = open_run(run_folder, device)
-    settings = SegmentSettings(
+    settings = SceneSettings(
+        task=task,
         encoder=str(run_folder),
         encoder_sha256=hash_file(encoder.path / "model.safetensors"),
-        random=random,
-        data=data,
-        skip_broken=skip_broken,
-        image_size=image_size,
-        epochs=epochs,
-        batch_size=batch_size,
-        lr=lr,
-        weight_decay=weight_decay,
-        precision="bf16" if running.device.type == "cuda" else "fp32",
-        seed=seed,
+        precision="bf16" if chosen.type == "cuda" else "fp32",
+        **asked,
     )
-    scenes = load_scenes(data, "segment", skip_broken=skip_broken)
-    kind = "random" if random else "encoder"
-    folder = Path(out) if out is not None else encoder.path / "transfer" / f"segment-{Path(data).name}-{kind}-{seed}"
-    with RunFolder.open(folder, settings, verb="transfer segment", overwrite=overwrite) as run:
+    scenes = load_scenes(settings.data, task, skip_broken=settings.skip_broken)
+    kind = "random" if settings.random else "encoder"
+    usual = encoder.path / "transfer" / f"{task}-{Path(settings.data).name}-{kind}-{settings.seed}"
+    folder = Path(out) if out is not None else usual
+    with RunFolder.open(folder, settings, verb=f"transfer {task}", overwrite=overwrite) as run:
         if (done := run.read_json("results.json")) is not None:
             return {**done, "out": str(folder), "already_done": True}
-        torch.manual_seed(seed)
-        net = build_model(encoder.facts["network"]).to(running.device) if random else encoder.net
-        module = segmentation.Segmenter(net, len(scenes.classes) + 1).to(running.device)
-        module.check_size(image_size)
-        look = segmentation.Look(image_size, torch.tensor(encoder.facts["mean"]), torch.tensor(encoder.facts["std"]))
-        stage = segmentation.Segmenting(
-            module,
-            scenes.train,
-            look=look,
-            epochs=epochs,
-            batch_size=batch_size,
-            lr=lr,
-            weight_decay=weight_decay,
-            precision=settings.precision,
-            seed=seed,
-            device=running.device,
-        )
+        torch.manual_seed(settings.seed)
+        if settings.random:
+            encoder = replace(encoder, net=build_model(encoder.facts["network"]).to(chosen))
+        work = _Segmentation(encoder, scenes, settings) if task == "segment" else _Detection(encoder, scenes, settings)
         with watch() as stop:
-            trained = train_stage(stage, run, device=running.device, stop=stop, compiled=False)
-        module = trained.module  # type: ignore[assignment]
+            trained = train_stage(work.stage, run, device=chosen, stop=stop, compiled=False)
+        numbers, picture = work.finish(trained.module)
         result: Result = {
-            "task": "segment",
+            "task": task,
             "encoder": encoder.name,
-            "method": "none: fresh weights" if random else encoder.settings.method,
+            "method": "none: fresh weights" if settings.random else encoder.settings.method,
             "model": encoder.settings.model,
             "data": scenes.name,
             "scenes": {"train": len(scenes.train), "test": len(scenes.test)},
-            "epochs": epochs,
-            "seed": seed,
-            **segmentation.evaluate(module, scenes, look, running.device),
+            "epochs": settings.epochs,
+            "seed": settings.seed,
+            **numbers,
             "seconds": trained.seconds,
         }
-        shown = [
-            (scene.read(), scene.mask(), segmentation.predict_mask(module, scene, look, running.device).numpy())
-            for scene in scenes.test[:6]
-        ]
-        run.write("predictions.png", figures.draw_masks(shown, len(scenes.classes) + 1).png)
+        run.write("predictions.png", picture.png)
         run.write("results.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     return {**result, "out": str(folder)}
+
+
+class _Segmentation:
+    """What is trained for segmentation, and what comes of it."""
+
+    def __init__(self, encoder: TrainedRun, scenes: Scenes, settings: SceneSettings) -> None:
+        self.scenes, self.device = scenes, encoder.device
+        mean, std = (torch.tensor(encoder.facts[key]) for key in ("mean", "std"))
+        self.look = segmentation.Look(settings.image_size, mean, std)
+        module = segmentation.Segmenter(encoder.net, len(scenes.classes) + 1).to(encoder.device)
+        module.check_size(settings.image_size)
+        self.stage: Stage = segmentation.Segmenting(
+            module, scenes.train, look=self.look, device=encoder.device, **_told(settings)
+        )
+
+    def finish(self, module: Any) -> tuple[Result, Picture]:
+        numbers = segmentation.evaluate(module, self.scenes, self.look, self.device)
+        shown = [
+            (scene.read(), scene.mask(), segmentation.predict_mask(module, scene, self.look, self.device).numpy())
+            for scene in self.scenes.test[:_SHOWN]
+        ]
+        return numbers, figures.draw_masks(shown, len(self.scenes.classes) + 1)
+
+
+class _Detection:
+    """What is trained for detection, and what comes of it."""
+
+    def __init__(self, encoder: TrainedRun, scenes: Scenes, settings: SceneSettings) -> None:
+        self.scenes, self.device = scenes, encoder.device
+        module = detection.Detector(
+            encoder.net,
+            len(scenes.classes),
+            size=settings.image_size,
+            mean=encoder.facts["mean"],
+            std=encoder.facts["std"],
+        ).to(encoder.device)
+        self.stage: Stage = detection.Detecting(module, scenes.train, device=encoder.device, **_told(settings))
+
+    def finish(self, module: Any) -> tuple[Result, Picture]:
+        found = [detection.detect(module, scene, self.device) for scene in self.scenes.test]
+        shown = [
+            (scene.read(), scene.boxes, scene.labels, each["boxes"].numpy(), each["labels"].numpy())
+            for scene, each in zip(self.scenes.test[:_SHOWN], map(_best, found), strict=False)
+        ]
+        return dict(detection.measure(found, self.scenes.test)), figures.draw_boxes(shown, self.scenes.classes)
+
+
+def _told(settings: SceneSettings) -> Result:
+    keys = ("epochs", "batch_size", "lr", "weight_decay", "precision", "seed")
+    return {key: getattr(settings, key) for key in keys}
+
+
+def _best(found: detection.Found, count: int = 5) -> detection.Found:
+    """The surest detections."""
+    rows = found["scores"].argsort(descending=True)[:count]
+    return {name: each[rows] for name, each in found.items()}
 
 
 def corruption(
