@@ -90,7 +90,7 @@ def test_information_of_tables() -> None:
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [({"draws": 0}, "at least 1 draw"), ({"samples": 9}, "2 or 3"), ({"temperature": 0.0}, "greater than 0")],
+    [({"draws": 0}, "at least 1 draw"), ({"samples": 9}, "2 or 3"), ({"temperature": 0.0}, "at least 0.02")],
 )
 def test_bad_input(options: dict[str, float], says: str) -> None:
     with pytest.raises(UsageError, match=says):

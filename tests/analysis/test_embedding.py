@@ -22,8 +22,9 @@ def test_numbers_equal_the_definitions_pair_by_pair() -> None:
     alignment = sum(mean * size for mean, size in zip(means, sizes, strict=True)) / 30
     assert found["alignment"] == pytest.approx(float(alignment))
     assert found["uniformity"] == pytest.approx(float((-2 * square[off]).exp().mean().log()), rel=1e-6)
-    within = sum((1 - z[labels == c] @ z[labels == c].T).mean() * sizes[c] for c in range(4)) / 30
-    total = (1 - z @ z.T).mean()
+    within = torch.stack([(1 - z[labels == c] @ z[labels == c].T).mean() for c in range(4)]).mean()
+    every = [(1 - z[labels == c] @ z[labels == d].T).mean() for c in range(4) for d in range(4)]
+    total = torch.stack(every).mean()
     assert found["class_separation"] == pytest.approx(float(1 - within / total))
 
 
@@ -57,6 +58,8 @@ def test_bad_input() -> None:
         describe(torch.randn(5, 2), torch.zeros(5, dtype=torch.long))
     with pytest.raises(DataError, match="No two"):
         describe(torch.randn(5, 2), torch.arange(5))
+    with pytest.raises(DataError, match="one point"):
+        project(torch.ones(50, 16))
     with pytest.raises(DataError, match="too few for a map"):
         project(torch.randn(5, 2))
     with pytest.raises(UsageError, match="tsne or umap"):

@@ -131,3 +131,10 @@ def test_bad_input(a: torch.Tensor, b: torch.Tensor, options: dict[str, object],
 
 def test_the_name_that_the_design_gives_it() -> None:
     assert selfcon.analysis.information.estimate is estimate
+
+
+def test_a_class_that_was_not_learnt_does_no_harm() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rare = torch.randint(0, 100, (300,), generator=generator)
+    for estimator in ("infonce", "mine"):
+        assert -1 < float(estimate(torch.randn(300, 8), rare, estimator, seeds=1, steps=60)) < 0.3

@@ -200,3 +200,19 @@ def test_large_images_are_packed_small_or_as_they_are(encoded: bool, tmp_path: P
     assert np.array_equal(ours[0], packed.train[3])
     with pytest.raises(UsageError, match="at least 1 pixel"):
         selfcon.data.pack(source, tmp_path / "other.pack", max_side=0)
+
+
+def test_pixels_that_look_like_a_jpeg_are_none(tmp_path: Path) -> None:
+    pixels = np.zeros((4, 8, 8, 3), np.uint8)
+    pixels[:, 0, 0] = (255, 216, 7)
+    np.savez(tmp_path / "x.npz", x_train=pixels, y_train=[0, 1, 0, 1], x_test=pixels, y_test=[0, 1, 0, 1])
+    packed = selfcon.data.pack(selfcon.data.load(tmp_path / "x.npz"), tmp_path / "x.pack", encoded=True)
+    assert selfcon.data.load(packed).train[0].shape == (8, 8, 3)
+
+
+@pytest.mark.parametrize("name", ["../../out", "/etc/x", ".hidden", ""])
+def test_a_name_that_leads_elsewhere_is_refused(name: str, folder: Path, tmp_path: Path) -> None:
+    source = selfcon.data.load(folder)
+    packed = selfcon.data.pack(Source(name, source.classes, source.train, source.test), tmp_path / "x.pack")
+    with pytest.raises(UnsafeError, match="its name is"):
+        selfcon.data.load(packed)

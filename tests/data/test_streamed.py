@@ -183,5 +183,18 @@ def test_what_goes_wrong_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) 
         list(data.batches(POLICIES["simple"], batch_size=4, seed=0, epoch=0))
     monkeypatch.setattr(scan, "PATIENCE", 0.2)
     monkeypatch.setattr(streamed.Store, "__getitem__", lambda self, index: time.sleep(1.5))
-    with pytest.raises(HungError, match="0 seconds"):
+    with pytest.raises(HungError, match="sample 0 in 0 seconds"):
         list(data.plain_batches(batch_size=4))
+
+
+def test_a_slow_reader_that_goes_on_is_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = stream(folder)
+    read = streamed.Store.__getitem__
+
+    def slowly(self: streamed.Store, index: int) -> Pixels:
+        time.sleep(0.08)
+        return read(self, index)
+
+    monkeypatch.setattr(scan, "PATIENCE", 0.3)  # for an image, not for the batch
+    monkeypatch.setattr(streamed.Store, "__getitem__", slowly)
+    assert len(next(data.plain_batches(batch_size=14)).labels) == 14

@@ -67,7 +67,7 @@ def test_gradients(runs: Path) -> None:
     trained = selfcon.analyze.gradients(runs / "selfcon", trained=True, device="cpu")
     assert trained["methods"]["supcon"]["blocks"] != first["methods"]["supcon"]["blocks"]
     check_pictures(runs / "selfcon" / "analysis", "gradients")
-    with pytest.raises(UsageError, match="Two methods are compared, not 1"):
+    with pytest.raises(UsageError, match="Two methods are compared, not supcon"):
         selfcon.analyze.gradients(runs / "selfcon", methods=["supcon"], device="cpu")
     with pytest.raises(UsageError, match="needs a sub-network"):
         selfcon.analyze.gradients(runs / "supcon", trained=True, device="cpu")
@@ -189,6 +189,14 @@ def test_verbs(
         (["cost", "--models", "resnot18"], 64, "resnet18"),
         (["gradcam"], 64, "required"),
         (["heatmap"], 64, "Unknown verb after analyze"),
+        (["gradients", "selfcon", "--methods", "supcon,supcon"], 64, "Two methods are compared"),
+        (["cost", "selfcon", "--steps", "0"], 64, "At least 1 step"),
+        (["cost", "selfcon", "--methods", ""], 64, "at least one method"),
+        (["gradcam", "selfcon", "--methods", ""], 64, "at least one method"),
+        (["embedding", "selfcon", "--samples", "-5"], 64, "At least 1 sample"),
+        (["embedding", "selfcon", "--count", "-1"], 64, "At least 1"),
+        (["bounds", "--temperature", "0.001"], 64, "at least 0.02"),
+        (["information", "selfcon", "--after", "0"], 64, "stages 1 to 4"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(

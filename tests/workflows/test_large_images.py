@@ -62,6 +62,9 @@ def test_when_images_are_streamed(photos: Path) -> None:
     assert not kind(image_size=64)
     assert kind(image_size=64, stream=True)
     assert not kind(image_size=100, stream=False)
+    assert not kind(image_size=100, probe={"augment": {"policy": "randaugment"}})
+    with pytest.raises(UsageError, match="RandAugment"):  # before anything is trained
+        kind(image_size=100, stream=True, probe={"augment": {"policy": "randaugment"}})
 
 
 def test_a_dry_run_takes_some_of_each_split(photos: Path, tmp_path: Path) -> None:

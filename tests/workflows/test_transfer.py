@@ -87,7 +87,7 @@ def test_corruption(place: Path) -> None:
     assert transfer.corruption(place / "run", **options) == result
 
 
-def test_imagenet_c_from_disk(place: Path, tmp_path: Path) -> None:
+def test_imagenet_c_from_disk(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     selfcon.fit(data=str(place / "waves"), image_size=32, out=run, **{**SMALL, "epochs": 1, "batch_size": 10})
     for severity in (1, 2):
@@ -95,12 +95,17 @@ def test_imagenet_c_from_disk(place: Path, tmp_path: Path) -> None:
             path = tmp_path / "fog" / str(severity) / name / "x.png"
             path.parent.mkdir(parents=True)
             Image.new("RGB", (40, 36), (100, 90, 80)).save(path)
-    options: Any = {"corruptions": ["fog"], "severities": [1, 2], "imagenet_c": tmp_path, "device": "cpu"}
+    monkeypatch.setattr(transfer, "CORRUPTIONS", ("fog",))
+    monkeypatch.setattr(transfer, "SEVERITIES", (1, 2))
+    options: Any = {"corruptions": ("fog",), "severities": (1, 2), "imagenet_c": tmp_path, "device": "cpu"}
     result = transfer.corruption(run, **options)
     assert set(result["summary"]["ensemble"]) == {"mce", "relative_mce"}
     assert result["errors"]["ensemble"]["fog"] == [50.0, 50.0]  # equal images of two classes
+    with pytest.raises(SelfconError, match="over all corruptions"):
+        transfer.corruption(run, **{**options, "severities": (2,)})
+    monkeypatch.setattr(transfer, "SEVERITIES", (1, 2, 3))
     with pytest.raises(SelfconError, match="CORRUPTION/SEVERITY/CLASS"):
-        transfer.corruption(run, **{**options, "severities": [3]})
+        transfer.corruption(run, **{**options, "severities": (1, 2, 3)})
 
 
 @pytest.mark.parametrize(
@@ -110,6 +115,12 @@ def test_imagenet_c_from_disk(place: Path, tmp_path: Path) -> None:
         (["classify", "run", "--data", "nowhere/at-all"], 66, "no file or folder"),
         (["classify", "run", "--data", "waves", "--modes", "finetune", "--random"], 64, "fresh weights"),
         (["classify", "run"], 64, "--data"),
+        (["classify", "run", "--data", "waves", "--modes", ""], 64, "at least one way"),
+        (
+            ["classify", "run", "--data", "waves", "--modes", "finetune", "--epochs", "0"],
+            64,
+            "epochs must be at least 1",
+        ),
         (["corruption", "run", "--corruptions", "fogg"], 64, "fog"),
         (["corruption", "nowhere"], 66, "no trained model"),
     ],

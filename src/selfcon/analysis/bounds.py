@@ -30,6 +30,7 @@ import numpy.typing as npt
 from selfcon.errors import UsageError
 
 Array = npt.NDArray[np.float64]
+_LEAST_TEMPERATURE = 0.02  # below, exponentials overflow
 
 
 @dataclass(frozen=True)
@@ -201,8 +202,8 @@ def experiment(draws: int = 1000, *, samples: int = 2, temperature: float = 1.0,
         raise UsageError(f"There must be at least 1 draw, not {draws}.")
     if not 2 <= samples <= 3:
         raise UsageError(f"Sums over everything are within reach for batches of 2 or 3 samples, not {samples}.")
-    if not temperature > 0:
-        raise UsageError(f"The temperature must be greater than 0, not {temperature}.")
+    if not temperature >= _LEAST_TEMPERATURE:
+        raise UsageError(f"The temperature must be at least {_LEAST_TEMPERATURE}, not {temperature}.")
     generator = np.random.default_rng(seed)
     found: dict[str, list[Check]] = {}
     worst = 0.0

@@ -57,6 +57,8 @@ def measure(
     """One step of a method, measured; where it does not fit the memory, its time and memory stay unknown."""
     if batch_size < 2:
         raise UsageError(f"A batch must hold at least 2 samples, not {batch_size}.")
+    if steps < 1:
+        raise UsageError(f"At least 1 step must be timed, not {steps}.")
     device, chosen = torch.device(device), get_method(method)
     leaves = tuple(exits) if chosen.uses_exits else ()
     net = create_model(
@@ -64,7 +66,7 @@ def measure(
         exits=list(leaves),
         image_size=image_size,
         width=width,
-        projection_dim=128 if chosen.stages == 2 else None,
+        projection_dim=128 if chosen.one_stage is None or chosen.one_stage.contrast > 0 else None,
         num_classes=_CLASSES if chosen.stages == 1 else None,
     )
     macs = count_multiply_adds(net, image_size) * chosen.views

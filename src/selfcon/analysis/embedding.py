@@ -34,8 +34,9 @@ def describe(features: Tensor, labels: Tensor) -> dict[str, float]:
     cosine_of_class = ((sums * sums).sum(1) - counts)[several] / (counts * (counts - 1))[several]
     weights = counts[several] / counts[several].sum()
     alignment = float(2 - 2 * (weights * cosine_of_class).sum())
-    within = float(1 - (weights * (sums * sums).sum(1)[several] / counts[several] ** 2).sum())
-    total = float(1 - (z.sum(0) ** 2).sum() / len(z) ** 2)
+    means = sums / counts[:, None]  # classes count alike, whatever their size
+    within = float(1 - (means * means).sum(1).mean())
+    total = float(1 - (means.mean(0) ** 2).sum())
     repulsion = sum(float((4 * (rows @ z.T) - 4).exp().sum()) for rows in z.split(_ROWS)) - len(z)
     uniformity = float(torch.tensor(repulsion / (len(z) * (len(z) - 1))).log())
     return {"alignment": alignment, "uniformity": uniformity, "class_separation": 1 - within / max(total, 1e-12)}
@@ -48,6 +49,8 @@ def project(features: Tensor, *, by: str = "tsne", seed: int = 0) -> Tensor:
     if len(features) < 10:
         raise DataError(f"{len(features)} images are too few for a map: 10 is the least.")
     rows = normalize(features.float(), dim=1).cpu().numpy()
+    if not float(rows.std(0).max()) > 1e-6:  # not a number, too
+        raise DataError("All features are one point (or not finite), so there is nothing to map.")
     if by == "umap":
         plane = (
             _umap()
@@ -63,6 +66,8 @@ def project(features: Tensor, *, by: str = "tsne", seed: int = 0) -> Tensor:
 
 def find_nearest(feature: Tensor, known: Tensor, *, count: int = 5) -> tuple[Tensor, Tensor]:
     """The rows of `known` [N, D] nearest to a feature [D], and their cosines."""
+    if count < 1:
+        raise UsageError(f"At least 1 neighbour must be asked for, not {count}.")
     cosines, rows = (normalize(known.float(), dim=1) @ normalize(feature.float(), dim=0)).topk(min(count, len(known)))
     return rows, cosines
 

@@ -296,4 +296,5 @@ def _fold(side: Tensor, target: list[int]) -> Tensor:
 def _standardise(side: Tensor, rows: Tensor) -> Tensor:
     axes = (0, 2, 3) if side.ndim == 4 else (0,)
     known = side[rows]
-    return (side - known.mean(axes, keepdim=True)) / known.std(axes, keepdim=True).clamp_min(1e-6)
+    std = known.std(axes, keepdim=True)
+    return (side - known.mean(axes, keepdim=True)) / torch.where(std > 1e-6, std, 1.0)  # what never changes stays small

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 from PIL import Image
 
-from selfcon.data.images import Pixels, decode
+from selfcon.data.images import MAX_PIXELS, Pixels, decode
 from selfcon.data.scan import in_threads
 from selfcon.data.source import ArrayImages, FileImages, Images, Source, check_source
 from selfcon.data.splits import Labels
@@ -91,12 +91,12 @@ class Form:
         if self.max_side is not None and self.max_side < 1:
             raise UsageError(f"The longer side must be at least 1 pixel, not {self.max_side}.")
 
-    def shape(self, raw: bytes, pixels: Pixels) -> tuple[bytes, tuple[int, int]]:
-        """What is stored of an image that was read from `raw`, and its height and width."""
+    def shape(self, raw: bytes, pixels: Pixels, *, is_file: bool) -> tuple[bytes, tuple[int, int]]:
+        """What is stored of an image that was read from `raw`, perhaps a file, and its height and width."""
         small = _shrink(pixels, self.max_side)
         if not self.encoded:
             return np.ascontiguousarray(small).tobytes(), (small.shape[0], small.shape[1])
-        if small is pixels and raw[:2] == _JPEG:
+        if is_file and small is pixels and raw[:2] == _JPEG:
             return raw, (small.shape[0], small.shape[1])
         buffer = BytesIO()
         Image.fromarray(small).save(buffer, format="JPEG", quality=_QUALITY)
@@ -166,7 +166,7 @@ def _write(file: BinaryIO, source: Source, form: Form) -> None:
         for raw, pixels in track(_read(images), f"Packing {split}", len(images)):
             origin.update(len(raw).to_bytes(8, "little"))
             origin.update(raw)
-            data, shape = form.shape(raw, pixels)
+            data, shape = form.shape(raw, pixels, is_file=isinstance(images, FileImages))
             shapes.append(shape)
             file.write(data)
             content.update(data)
@@ -194,7 +194,8 @@ def _write(file: BinaryIO, source: Source, form: Form) -> None:
 def _read(images: Images) -> Iterator[tuple[bytes, Pixels]]:
     """What each sample was made from, and its pixels: both of the same reading."""
     if not isinstance(images, FileImages):
-        return ((np.ascontiguousarray(images[index]).tobytes(), images[index]) for index in range(len(images)))
+        decoded = (images[index] for index in range(len(images)))
+        return ((np.ascontiguousarray(pixels).tobytes(), pixels) for pixels in decoded)
 
     def read(path: Path) -> tuple[bytes, Pixels]:
         try:
@@ -219,7 +220,7 @@ def load_packed(path: Path) -> Source:
     metadata = header.pop("__metadata__")
     try:
         classes = _texts(json.loads(metadata["classes"]))
-        name, may_flip = str(metadata["name"]), bool(json.loads(metadata["may_flip"]))
+        name, may_flip = _file_name(str(metadata["name"])), bool(json.loads(metadata["may_flip"]))
         splits = {split: _open_split(path, header, offset, split, may_flip) for split in ("train", "val", "test")}
         train, test = splits["train"], splits["test"]
     except (KeyError, TypeError, ValueError) as error:
@@ -227,6 +228,13 @@ def load_packed(path: Path) -> Source:
     if train is None or test is None:
         raise DataError(f"{path} lacks training or test images.")
     return check_source(Source(name, classes, train=train, test=test, val=splits["val"]))
+
+
+def _file_name(name: str) -> str:
+    """A name that leads nowhere: others may name folders by it."""
+    if not name or name.startswith(".") or "/" in name or "\\" in name or "\0" in name:
+        raise ValueError(f"its name is {name!r}")
+    return name
 
 
 def _texts(value: Any) -> tuple[str, ...]:
@@ -298,12 +306,13 @@ def _open_split(path: Path, header: dict[str, Any], offset: int, split: str, may
         return ArrayImages(pixels, labels, name, may_flip)
     if f"end_{split}" in header:
         ends = np.array(view("end", "I64"))
-        starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
-        if ends.shape != labels.shape or (ends <= starts).any() or int(ends[-1]) != pixels.size:
+        starts = np.concatenate([np.zeros(min(1, len(ends)), np.int64), ends[:-1]])
+        if not len(ends) or ends.shape != labels.shape or (ends <= starts).any() or int(ends[-1]) != pixels.size:
             raise ValueError(f"x_{split} and end_{split} do not fit")
         return EncodedImages(pixels, starts, ends, labels, name, may_flip)
     shapes = np.array(view("shape", "I64"))
-    if shapes.shape != (len(labels), 2) or (shapes <= 0).any() or shapes.prod(1).sum() * 3 != pixels.size:
+    wrong = shapes.shape != (len(labels), 2) or (shapes <= 0).any() or (shapes > MAX_PIXELS).any()
+    if wrong or (shapes.prod(1) > MAX_PIXELS).any() or shapes.prod(1).sum() * 3 != pixels.size:
         raise ValueError(f"x_{split} and shape_{split} do not fit")
     ends = np.cumsum(shapes.prod(1) * 3)
     return PackedImages(pixels, ends - shapes.prod(1) * 3, shapes, labels, name, may_flip)

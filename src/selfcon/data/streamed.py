@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -31,7 +33,7 @@ from selfcon.data.random import permute
 from selfcon.data.resident import measure_statistics
 from selfcon.data.source import FileImages, Images
 from selfcon.data.split import Batch, Split, cut
-from selfcon.errors import HungError, UsageError
+from selfcon.errors import BadImageError, HungError, UsageError
 from selfcon.memory import free_memory
 
 _AHEAD = 3  # batches
@@ -106,6 +108,8 @@ class Streamed(Split):
         return replace(self, rows=self.rows[samples.cpu()], labels=self.labels[samples.to(self.device)])
 
     def pictures(self, samples: Tensor) -> Tensor:
+        if not len(samples):
+            return torch.empty(0, 3, self.size, self.size, dtype=torch.uint8)
         shown = scan.in_threads(lambda row: fit(self.images[row], self.size), self.rows[samples.cpu()].tolist())
         return torch.from_numpy(np.stack(list(shown))).permute(0, 3, 1, 2)
 
@@ -117,7 +121,7 @@ class Streamed(Split):
         if isinstance(images, FileImages):
             for row in rows:
                 path = images.paths[row]
-                digest.update(f"{path.parent.name}/{path.name} {path.stat().st_size}\n".encode())
+                digest.update(f"{path.parent.name}/{path.name} {_size_of(path)}\n".encode())
         for place in np.linspace(0, len(rows) - 1, min(_SAMPLED, len(rows))).astype(int):
             pixels = self.images[rows[place]]
             digest.update(str(pixels.shape).encode() + np.ascontiguousarray(pixels).tobytes())
@@ -146,8 +150,8 @@ class Streamed(Split):
         policy = policy if self.may_flip else replace(policy, flip_probability=0.0)
         maker = _Maker(self, policy, seed=seed, epoch=epoch, views=views, size=size or self.size)
         for samples, assembled in _ahead(wanted, maker.read, maker.assemble):
-            labels = self.labels[samples.to(self.device)]
-            yield Batch(maker.finish(assembled), labels, samples.to(self.device))
+            own = samples.to(self.device)
+            yield Batch(maker.finish(assembled), self.labels[own], own)
 
 
 @dataclass(frozen=True)
@@ -181,7 +185,7 @@ class _Maker:
             draws = None
             if self.policy.colour:
                 draws = join_draws([self._draw(samples, self.size, self.size, view) for view in range(self.views)])
-            return _Assembled(pixels.repeat(self.views, 1, 1, 1), draws)
+            return _Assembled(pixels if self.views == 1 else pixels.repeat(self.views, 1, 1, 1), draws)
         heights, widths = (torch.tensor([image.shape[axis] for image in images]) for axis in (0, 1))
         draws = join_draws([self._draw(samples, heights, widths, view) for view in range(self.views)])
         crops = [
@@ -230,7 +234,7 @@ def _finish(seen: Tensor, policy: Policy, draws: Draws, mean: Tensor, std: Tenso
 
 @cache
 def _finish_compiled() -> Callable[[Tensor, Policy, Draws, Tensor, Tensor], Tensor]:
-    return torch.compile(_finish)
+    return torch.compile(_finish, dynamic=False) if find_spec("triton") else _finish
 
 
 def make_streamed(
@@ -267,6 +271,13 @@ def fit(image: Pixels, size: int) -> Pixels:
     return np.asarray(tvf.center_crop(resized, [size, size]).permute(1, 2, 0).numpy())
 
 
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise BadImageError(f"{path} cannot be read: {error.strerror}.") from error
+
+
 def _as_tensor(image: Pixels) -> Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
@@ -283,16 +294,16 @@ def _ahead(
     hung = False
 
     def prepare(samples: Tensor, images: list[Future[Pixels]]) -> _Assembled:
-        return assemble(samples, [image.result() for image in images])
+        return assemble(samples, [_wait(image, int(sample)) for sample, image in zip(samples, images, strict=True)])
 
     try:
         for samples in wanted:
             images = [readers.submit(read, sample) for sample in samples.tolist()]
             waiting.append((samples, assemblers.submit(prepare, samples, images)))
             if len(waiting) > _AHEAD:
-                yield waiting[0][0], _wait(waiting)
+                yield _next(waiting)
         while waiting:
-            yield waiting[0][0], _wait(waiting)
+            yield _next(waiting)
     except HungError:
         hung = True
         raise
@@ -301,14 +312,16 @@ def _ahead(
             pool.shutdown(wait=not hung, cancel_futures=True)
 
 
-def _wait(waiting: deque[tuple[Tensor, Future[_Assembled]]]) -> _Assembled:
+def _next(waiting: deque[tuple[Tensor, Future[_Assembled]]]) -> tuple[Tensor, _Assembled]:
     samples, future = waiting.popleft()
+    return samples, future.result()
+
+
+def _wait(image: Future[Pixels], sample: int) -> Pixels:
+    """One image, unless nothing comes of it for too long; those before it were waited for already."""
     try:
-        return future.result(scan.PATIENCE)
+        return image.result(scan.PATIENCE)
     except TimeoutError as error:
-        if future.done():
+        if image.done():
             raise
-        first = int(samples[0]) if len(samples) else 0
-        raise HungError(
-            f"Nothing came of the images of a batch (that with sample {first}) in {scan.PATIENCE:.0f} seconds."
-        ) from error
+        raise HungError(f"Nothing came of sample {sample} in {scan.PATIENCE:.0f} seconds.") from error

@@ -13,7 +13,7 @@ def fit_linear(features: Tensor, labels: Tensor, *, decay: float = 1e-3, rounds:
     if decay <= 0:
         raise UsageError(f"The decay must be greater than 0, or there is no one solution, not {decay}.")
     classes = int(labels.max()) + 1
-    if classes < 2:
+    if len(labels.unique()) < 2:
         raise DataError("All these images are of one class, so there is nothing to classify.")
     linear = nn.Linear(features.shape[1], classes).to(features.device, torch.float32)
     nn.init.zeros_(linear.weight)

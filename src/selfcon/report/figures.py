@@ -37,7 +37,7 @@ def draw_information(runs: Sequence[Mapping[str, Any]]) -> Picture:
                     hatch=_HATCHES[number % len(_HATCHES)],
                     edgecolor="white",
                     ecolor=GREY,
-                    label=run["label"],
+                    label=_plain(run["label"]),
                 )
             ceiling = max(e["ceiling"] for run in runs for e in run["estimates"] if e["estimator"] == estimator)
             if axes.get_ylim()[1] > 0.6 * ceiling:
@@ -69,7 +69,7 @@ def draw_trend(runs: Sequence[Mapping[str, Any]], between: str) -> Picture:
                             color=colour_of_method(run["method"]),
                         )
                         axes.annotate(
-                            run["label"],
+                            _plain(run["label"]),
                             (each["nats"], run["top1"]),
                             xytext=(4, 4),
                             textcoords="offset points",
@@ -220,7 +220,7 @@ def draw_generalization(runs: Sequence[Mapping[str, Any]]) -> Picture:
                 axes.text(place, value, f"{value:.1f}", ha="center", va="bottom", fontsize=8)
         least = min(min(run["train"], run["test"]) for run in runs)
         axes.set_ylim(max(0.0, least - 10), 102)
-        axes.set_xticks(range(len(runs)), [run["label"] for run in runs], rotation=20, ha="right")
+        axes.set_xticks(range(len(runs)), [_plain(run["label"]) for run in runs], rotation=20, ha="right")
         axes.set_ylabel("accuracy, %")
         axes.set_title("training images (hatched) and test images", fontsize=10)
         if over_epochs:
@@ -233,7 +233,9 @@ def _draw_epochs(axes: Axes, runs: Sequence[Mapping[str, Any]]) -> None:
     for mark, run in zip(MARKS * len(runs), runs, strict=False):
         epochs = [each["epoch"] for each in run["epochs"]]
         colour = colour_of_method(run["method"])
-        axes.plot(epochs, [each["train"] for each in run["epochs"]], mark + "-", color=colour, label=run["label"])
+        axes.plot(
+            epochs, [each["train"] for each in run["epochs"]], mark + "-", color=colour, label=_plain(run["label"])
+        )
         axes.plot(epochs, [each["test"] for each in run["epochs"]], mark + "--", color=colour)
     axes.set_xlabel("epoch")
     axes.set_title("training images (solid) and test images (dashed)", fontsize=10)

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
+from selfcon.errors import UsageError
 from selfcon.report.canvas import GREY, draw_png
 
 
@@ -79,4 +80,6 @@ def _data_uri(data: bytes) -> str:
 
 def spread(count: int, most: int) -> Tensor:
     """Indices of at most `most` of `count` samples, evenly over their order."""
+    if most < 1:
+        raise UsageError(f"At least 1 sample must be taken, not {most}.")
     return torch.arange(count) if count <= most else torch.linspace(0, count - 1, most).long()

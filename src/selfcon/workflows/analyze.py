@@ -73,7 +73,7 @@ def information(
     for run in _open_all(run_folders, device):
         chosen = split or ("test" if len(run.source.test) >= _ENOUGH else "train")
         data = run.split(chosen)
-        stage = after or _first_exit(run)
+        stage = _first_exit(run) if after is None else after
         variables = _variables(run, data.take(spread(len(data), samples).to(data.device)), stage)
         on_gpu = run.device.type == "cuda"
         estimates = []
@@ -142,8 +142,8 @@ def gradients(
     at 0 nothing would flow through it), or those of the run with `trained`.
     """
     chosen = [_contrastive(name) for name in methods]
-    if len(chosen) != 2:
-        raise UsageError(f"Two methods are compared, not {len(chosen)}: {', '.join(methods) or 'none'}.")
+    if len(set(methods)) != 2:
+        raise UsageError(f"Two methods are compared, not {', '.join(methods) or 'none'}.")
     run = open_run(run_folder, device)
     changes: dict[str, Any] = {"method": "selfcon-m"}
     if batch_size is not None:
@@ -166,7 +166,12 @@ def gradients(
             )
         )
         norms[method.name] = gradient_norms(
-            net, batch.images, batch.labels, method, temperature=settings.loss.temperature, alpha=settings.loss.alpha
+            net,
+            batch.images.to(net.dtype),
+            batch.labels,
+            method,
+            temperature=settings.loss.temperature,
+            alpha=settings.loss.alpha,
         )
     layers = {name: [vars(layer) for layer in each] for name, each in norms.items()}
     factors = compare_blocks(norms)
@@ -201,6 +206,8 @@ def gradcam(
         raise UsageError(f"{run_folder} has no exit: say after which stage to look with --after.")
     if missing := [each.name for each in chosen if each.uses_exits and not run.net.exits]:
         raise UsageError(f"{run_folder} has no sub-network, which {missing[0]} needs: choose other --methods.")
+    if not chosen:
+        raise UsageError("Name at least one method with --methods.")
     if images < 1:
         raise UsageError(f"At least 1 image must be shown, not {images}.")
     test = run.split("test")
@@ -346,6 +353,8 @@ def cost(
     What is not named is the run's, or ResNet-18 at 32 pixels with batches of 256. Sub-networks are the paper's: `fc`
     after stage 2, and `small` above 96 pixels.
     """
+    if not methods:
+        raise UsageError("Name at least one method with --methods.")
     run = None if run_folder is None else open_run(run_folder, device)
     ground = None if run is None else run.settings
     models = models or ((ground.model,) if ground else ("resnet18",))
@@ -377,7 +386,8 @@ def cost(
     where = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else chosen.type
     result = {"device": where, "width": chosen_width, "rows": rows, "ratios": _cost_ratios(rows, chosen_width)}
     folder = Path(out) if out is not None else _folder([run_folder], None) if run_folder else Path("analysis")
-    return _write(result, {"cost": figures.draw_cost(rows)}, folder)
+    measured = any(row["seconds"] is not None for row in rows)
+    return _write(result, {"cost": figures.draw_cost(rows)} if measured else {}, folder, name="cost")
 
 
 def _tell_cost(row: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from selfcon.workflows.pipeline import make_pretraining, make_probing
 from selfcon.workflows.task import Task, choose_device, collect_settings, prepare
 
 _FEW_POSITIVES = 1.0
-_READ_AHEAD = 5  # batches
+_READ_AHEAD = 4  # batches
 
 
 @dataclass
@@ -173,13 +173,14 @@ def _measure_pace(stage: Stage, task: Task) -> Pace:
 
     seconds(itertools.repeat(batch, unmeasured))
     network = seconds(itertools.repeat(batch, measured))
-    seconds(itertools.islice(batches, _READ_AHEAD if on_gpu else 0))  # what was made while nobody asked
+    seconds(itertools.islice(batches, _READ_AHEAD))  # what was made while nobody asked
     first = later = seconds(itertools.islice(batches, measured))
     batches.close()
     if isinstance(task.train, Streamed) and task.train.finds_room():
-        again = stage.batches(0, 0)
+        again = _endlessly(stage)
         seconds(itertools.islice(again, 1))
-        later = min(first, seconds(itertools.islice(again, measured)))
+        later = max(network, min(first, seconds(itertools.islice(again, measured))))
+        again.close()
     return Pace(first, later, network)
 
 

@@ -281,11 +281,13 @@ def prepare(settings: Settings, device: torch.device, world: World = ALONE, *, t
     weights = None if settings.weights is None else read_weights(settings.weights, trust=trust)
     source = read_source(settings)
     size = settings.image_size or _natural_size(source)
-    streams = settings.stream if settings.stream is not None else _should_stream(source.train, size, device, world)
+    streams = settings.stream if settings.stream is not None else _should_stream(source.train, size, settings, world)
+    if streams and _uses_randaugment(settings):
+        raise UsageError("RandAugment is for images that stay in memory: --stream false keeps them there.")
 
     def make(images: Images, like: Split | None = None) -> Split:
-        if streams:
-            return make_streamed(images, size=size, device=device, like=like)
+        if streams:  # what is trained with may stay in memory; the rest is read once in a while
+            return make_streamed(images, size=size, device=device, like=like, budget=None if like is None else 0)
         return make_resident(images, size=size, device=device, like=like, part=world if like is None else WHOLE)
 
     train = make(source.train)
@@ -300,11 +302,16 @@ def prepare(settings: Settings, device: torch.device, world: World = ALONE, *, t
     return Task(settings, method, source, train, val, test, size, device, world, weights)
 
 
-def _should_stream(images: Images, size: int, device: torch.device, world: World) -> bool:
+def _should_stream(images: Images, size: int, settings: Settings, world: World) -> bool:
     """Where images are larger than what is kept of small ones, or do not fit this process nor several together."""
-    if images.shape == (size, size):
-        return world.size == 1 and not has_room(torch.device("cpu"), 3 * size * size * len(images))
-    return size > _LARGEST_KEPT
+    if _uses_randaugment(settings):
+        return False
+    fits = world.size > 1 or has_room(torch.device("cpu"), 3 * size * size * len(images))
+    return not fits or (size > _LARGEST_KEPT and images.shape != (size, size))
+
+
+def _uses_randaugment(settings: Settings) -> bool:
+    return any(make_policy(augment).randaugment for augment in (settings.augment, settings.probe.augment))
 
 
 def _natural_size(source: Source) -> int:

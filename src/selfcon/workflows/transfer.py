@@ -20,6 +20,8 @@ from selfcon.data.source import Source
 from selfcon.errors import InputMissingError, StorageError, UsageError, unknown_name
 from selfcon.evaluation import knn as neighbours
 from selfcon.evaluation.accuracy import Predictions, embed, predict
+from selfcon.networks.backbones import default_stem
+from selfcon.networks.registry import list_models
 from selfcon.networks.weights import hash_file
 from selfcon.progress import say
 from selfcon.report import figures
@@ -68,6 +70,11 @@ def classify(
     for mode in modes:
         if mode not in MODES:
             raise unknown_name("way to transfer", mode, MODES)
+    if not modes:
+        raise UsageError(f"Name at least one way to transfer: {', '.join(MODES)}.")
+    for name, number in {"epochs": epochs, "batch_size": batch_size, "image_size": image_size or 1}.items():
+        if number < 1:
+            raise UsageError(f"{name} must be at least 1, not {number}.")
     if random and "finetune" in modes:
         raise UsageError("Fine-tuning from fresh weights is `selfcon train`: leave out --random or finetune.")
     with join(Running.choose(device=device, compile=None, log=()).device) as world:
@@ -87,13 +94,16 @@ def classify(
         }
         if {"linear", "knn"} & set(modes):
             result |= _on_features(run, source, modes, k=k, seed=seed)
-        folder = Path(out) if out is not None else Path(run_folder) / "transfer" / f"{source.name}-{seed}"
+        kind = ("-random" if random else "") + (f"-{image_size}px" if image_size else "")
+        usual = Path(run_folder) / "transfer" / f"classify-{Path(source.name).name}{kind}-{seed}"
+        folder = Path(out) if out is not None else usual
         if world.is_main:
             _write(folder / "classify.json", result)
     if "finetune" in modes:
         fine = _Finetuning(run, source, data, data_root, folder, device)
         result["finetune"] = fine.run(epochs=epochs, batch_size=batch_size, seed=seed)
-        _write(folder / "classify.json", result)
+        if world.is_main:
+            _write(folder / "classify.json", result)
     return {**result, "out": str(folder)}
 
 
@@ -131,13 +141,24 @@ class _Finetuning:
         tried = []
         for rate in _RATES:
             for decay in _DECAYS:
-                short = {**told, "epochs": max(1, epochs // _SHORTER), "val_fraction": 0.2}
+                short = {
+                    **told,
+                    "epochs": max(1, epochs // _SHORTER),
+                    "val_fraction": 0.0 if self.source.val is not None else 0.2,
+                }
                 result = self._train(f"choose-{rate:g}-{decay:g}", rate, decay, short)
                 tried.append((result["held_out_accuracy"]["ensemble"]["top1"], rate, decay))
                 say(f"fine-tuning, rate {rate:g}, decay {decay:g}: {tried[-1][0]:.1f} % of held-out images")
         _, rate, decay = max(tried)
         final = self._train("whole", rate, decay, {**told, "epochs": epochs})
         return {"lr": rate, "weight_decay": decay, "epochs": epochs, "accuracy": final["accuracy"]}
+
+    def _stem(self) -> str | None:
+        """That of the encoder, whatever the images are here."""
+        settings = self.encoder.settings
+        if settings.stem is not None or settings.model not in list_models():
+            return settings.stem
+        return default_stem(self.encoder.facts["network"]["image_size"])
 
     def _train(self, name: str, rate: float, decay: float, told: Result) -> Result:
         settings = self.encoder.settings
@@ -149,6 +170,7 @@ class _Finetuning:
             {
                 **like_the_encoder,
                 **told,
+                "stem": self._stem(),
                 "model_options": dict(settings.model_options),
                 "weights": str(self.encoder.path / "model.safetensors"),
                 "data": self.data,
@@ -353,6 +375,8 @@ def corruption(
     for name in corruptions:
         if name not in CORRUPTIONS:
             raise unknown_name("corruption", name, CORRUPTIONS)
+    if imagenet_c is not None and (tuple(corruptions) != CORRUPTIONS or tuple(severities) != SEVERITIES or samples):
+        raise UsageError("mCE is over all corruptions, severities and images: leave those options out.")
     run = open_run(run_folder, device)
     if not run.net.classifiers:
         raise UsageError(f"{run_folder} has no classifiers yet: `selfcon probe` trains them.")
