@@ -238,6 +238,7 @@ def main() -> int:
         if options.json:
             rows = [{"line": mutant.line, "change": mutant.change} for mutant in survivors]
             write(options.json, {module: {"mutants": len(every), "survivors": rows}})
+    gc.unfreeze()
     print(f"{killed} of {total} mutants were noticed ({100 * killed / max(total, 1):.1f} %)")
     return 0
 
