@@ -1,39 +1,43 @@
 """Claim: the tests of the losses notice when a line of them is wrong.
 
 Every operator, comparison, number and condition in src/selfcon/losses (the GPU kernels aside) is changed, one at a
-time, and a fast part of the tests is run: a mutant that no test notices survives, and is printed with its line.
-    python benchmarks/mutants.py [module ...]          (all: about an hour on one core; `make mutants` takes two)
-Processes are forked from one that has imported torch; those of gather and ring, whose tests start processes of their
-own, run from a copy of the source.
+time, and their tests are run: a mutant that no test notices survives, and is printed with its line.
+    python benchmarks/mutants.py [--json FILE] [module ...]     (all: about an hour on one core; `make mutants` has two)
+In FILE the modules that are not named keep what an earlier run found. Every mutant gets a process, forked from one that
+has imported torch and runs the fast tests; those that survive get another, with the tests of several processes, which
+are forked as well. For gather and ring it is the other way round.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import copy
+import gc
+import importlib
 import importlib.abc
 import importlib.util
 import json
 import os
-import shutil
-import subprocess
+import signal
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 LOSSES = ROOT / "src" / "selfcon" / "losses"
 MODULES = ["dense", "gather", "methods", "modules", "objective", "one_stage", "pairwise", "ring", "sets", "tiled"]
-STARTS_PROCESSES = {"gather", "ring"}
-FAST = [f"tests/losses/test_{name}.py" for name in ("methods", "modules", "one_stage", "implementations", "precision")]
-FAST += ["tests/losses/test_invariances.py", "-k", "not interpreter and not little_memory"]
+OF_SEVERAL_PROCESSES = {"gather", "ring"}
+FAST = [
+    f"tests/losses/test_{name}.py"
+    for name in ("methods", "modules", "one_stage", "implementations", "precision", "invariances")
+]
 SLOW = ["tests/losses/test_gather.py"]
-OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "not interpreter and not little_memory"]
 OPTIONS += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]
 _SECONDS = 120
 _SWAPS: dict[type, type] = {
@@ -67,6 +71,10 @@ def mutants_of(module: str) -> Iterator[Mutant]:
             before = ast.unparse(target)
             _apply(target, change)
             yield Mutant(module, getattr(node, "lineno", 0), f"{before} -> {ast.unparse(target)}", ast.unparse(mutated))
+
+
+def unchanged(module: str) -> Mutant:
+    return Mutant(module, 0, "none", ast.unparse(ast.parse((LOSSES / f"{module}.py").read_text())))
 
 
 def _spared(node: ast.AST) -> Iterator[ast.AST]:
@@ -137,72 +145,100 @@ class _InPlace(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(self.source, f"<{self.name}>", "exec"), module.__dict__)
 
 
-def survives_forked(mutant: Mutant) -> bool:
-    """Whether the fast tests notice nothing."""
-    child = os.fork()
-    if not child:
-        try:
-            quiet = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(quiet, 1)
-            os.dup2(quiet, 2)
-            sys.meta_path.insert(0, _InPlace(mutant))
-            import pytest
-
-            os._exit(int(pytest.main([*OPTIONS, *FAST])))
-        except BaseException:
-            os._exit(1)
-    end = time.monotonic() + _SECONDS
-    while time.monotonic() < end:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return status == 0
+def find_survivors(mutants: Sequence[Mutant], tests: list[str], workers: int) -> list[Mutant]:
+    """Those that none of the tests notices."""
+    survivors: list[Mutant] = []
+    running: dict[int, tuple[Mutant, float]] = {}
+    waiting = list(mutants)
+    while waiting or running:
+        while waiting and len(running) < workers:
+            mutant = waiting.pop(0)
+            child = os.fork()  # never in a thread: the processes of a test would fail for want of the main one
+            if not child:
+                _run(tests, mutant)
+            running[child] = (mutant, time.monotonic() + _SECONDS)
         time.sleep(0.02)
-    os.kill(child, 9)
+        for child, (mutant, end) in list(running.items()):
+            lives = _lives(child, end)
+            if lives is not None:
+                del running[child]
+                survivors += [mutant] * lives
+    return sorted(survivors, key=lambda mutant: mutant.line)
+
+
+def _lives(child: int, end: float) -> bool | None:
+    """Whether all tests passed; None while they run, and to hang is to be noticed."""
+    done, status = os.waitpid(child, os.WNOHANG)
+    if done:
+        return status == 0
+    if time.monotonic() < end:
+        return None
+    os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return False
 
 
-def survives_apart(mutant: Mutant) -> bool:
-    """The same with the tests that start processes, from a copy of the source."""
-    with tempfile.TemporaryDirectory() as folder:
-        copied = Path(folder) / "src"
-        shutil.copytree(ROOT / "src", copied, ignore=shutil.ignore_patterns("__pycache__"))
-        (copied / "selfcon" / "losses" / f"{mutant.module}.py").write_text(mutant.source)
-        environment = {**os.environ, "PYTHONPATH": f"{copied}{os.pathsep}{ROOT}"}
-        command = [sys.executable, "-m", "pytest", *OPTIONS, *SLOW]
-        try:
-            done = subprocess.run(
-                command, cwd=ROOT, env=environment, check=False, capture_output=True, timeout=_SECONDS
-            )
-        except subprocess.TimeoutExpired:
-            return False
-        return done.returncode == 0
+def _run(tests: list[str], mutant: Mutant) -> None:
+    """Ends this process, with 0 if all tests pass with the mutant in place of its module."""
+    try:
+        os.setsid()  # so that the processes of a test that hangs end with it
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        os.dup2(quiet, 2)
+        sys.meta_path.insert(0, _InPlace(mutant))
+        import pytest
+
+        # A process that was spawned would import the module as it was.
+        processes: Any = importlib.import_module("torch.multiprocessing.spawn")
+        processes.spawn = partial(processes.start_processes, start_method="fork")
+        os._exit(int(pytest.main([*OPTIONS, *tests])))
+    except BaseException:
+        os._exit(1)
+
+
+def write(path: Path, found: dict[str, dict[str, Any]]) -> None:
+    """What was found, beside what the file says of other modules."""
+    before = json.loads(path.read_text()) if path.exists() else {}
+    modules = dict(sorted({**before.get("modules", {}), **found}.items()))
+    total = sum(module["mutants"] for module in modules.values())
+    survivors = sum(len(module["survivors"]) for module in modules.values())
+    counts = {"mutants": total, "survivors": survivors, "score": round(100 * (1 - survivors / max(total, 1)), 1)}
+    path.write_text(json.dumps({**before, **counts, "modules": modules}, indent=1) + "\n")
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("modules", nargs="*", choices=MODULES, metavar="module")
+    parser.add_argument("--json", type=lambda path: Path(path).resolve(), metavar="FILE")
+    options = parser.parse_args()
     os.environ.setdefault("SELFCON_CASES", "12")
     os.environ["OMP_NUM_THREADS"] = "1"
     os.chdir(ROOT)
     sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
     import hypothesis  # noqa: F401
     import pytest  # noqa: F401
+    import pytorch_metric_learning.losses  # noqa: F401
     import timm  # noqa: F401
     import torch
 
     torch.set_num_threads(1)
-    chosen = sys.argv[1:] or MODULES
+    gc.freeze()  # or every process would copy all of this to collect its garbage
     killed = total = 0
-    with ThreadPoolExecutor(int(os.environ.get("WORKERS", "1"))) as pool:
-        for module in chosen:
-            survives = survives_apart if module in STARTS_PROCESSES else survives_forked
-            if not survives(Mutant(module, 0, "none", (LOSSES / f"{module}.py").read_text())):
+    workers = int(os.environ.get("WORKERS", "1"))
+    for module in options.modules or MODULES:
+        survivors = every = list(mutants_of(module))
+        for tests in (SLOW, FAST) if module in OF_SEVERAL_PROCESSES else (FAST, SLOW):
+            if not find_survivors([unchanged(module)], tests, workers):
                 raise SystemExit(f"the tests fail without any change of {module}.py")
-            every = list(mutants_of(module))
-            survivors = [mutant for mutant, lives in zip(every, pool.map(survives, every), strict=True) if lives]
-            killed, total = killed + len(every) - len(survivors), total + len(every)
-            print(json.dumps({"module": module, "mutants": len(every), "survivors": len(survivors)}), flush=True)
-            for mutant in survivors:
-                print(f"  {module}.py:{mutant.line}: {mutant.change}", flush=True)
+            survivors = find_survivors(survivors, tests, workers)
+        killed, total = killed + len(every) - len(survivors), total + len(every)
+        print(json.dumps({"module": module, "mutants": len(every), "survivors": len(survivors)}), flush=True)
+        for mutant in survivors:
+            print(f"  {module}.py:{mutant.line}: {mutant.change}", flush=True)
+        if options.json:
+            rows = [{"line": mutant.line, "change": mutant.change} for mutant in survivors]
+            write(options.json, {module: {"mutants": len(every), "survivors": rows}})
+    gc.unfreeze()
     print(f"{killed} of {total} mutants were noticed ({100 * killed / max(total, 1):.1f} %)")
     return 0
 

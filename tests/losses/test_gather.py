@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.multiprocessing.spawn import spawn
 
 import selfcon
 from selfcon.errors import NonFiniteError, UsageError
+from selfcon.losses.gather import join_rows
 from tests.losses.test_methods import CONTRASTIVE
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -20,6 +22,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "tiled": {"implementation": "tiled"},
     "ring": {"gather": "ring"},
 }
+ALONE: dict[str, dict[str, Any]] = {"alone": {"gather": False}}
+Found = dict[tuple[str, str], tuple[Tensor, Tensor, Tensor]]
 
 
 def batch(name: str) -> tuple[Tensor, Tensor]:
@@ -30,51 +34,84 @@ def batch(name: str) -> tuple[Tensor, Tensor]:
     return torch.randn(7, views, 3, 8, dtype=torch.float64, generator=rng), labels
 
 
-def temperature() -> Tensor:
-    return torch.tensor(0.2, dtype=torch.float64, requires_grad=True)
+def losses(names: Iterable[str], rows: slice, ways: dict[str, dict[str, Any]], **options: Any) -> Found:
+    """Loss, gradient of the features and of the temperature, by method and way, over some rows of the batch."""
+    found: Found = {}
+    for name in names:
+        features, labels = batch(name)
+        for way, how in ways.items():
+            mine = features[rows].clone().requires_grad_()
+            tau = torch.tensor(0.2, dtype=torch.float64, requires_grad=True)
+            method = selfcon.get_method(name)
+            loss = method.loss(mine, labels[rows], temperature=tau, alpha=0.5, **how, **options)
+            loss.backward()
+            assert mine.grad is not None
+            assert tau.grad is not None
+            found[name, way] = (loss.detach(), mine.grad, tau.grad)
+    return found
+
+
+def one_stage_loss(rows: slice, **options: Any) -> Tensor:
+    features, labels = batch("selfcon")
+    logits = {"backbone": features[rows, 0, 0], "exit1": features[rows, 0, 1]}
+    output = selfcon.Output(names=list(logits), features={}, logits=logits)
+    return selfcon.get_method("ce-sub").loss_from_output(output, labels[rows], **options)
 
 
 def work(rank: int, sizes: list[int], folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=len(sizes))
     start = sum(sizes[:rank])
     own = slice(start, start + sizes[rank])
-    results: dict[tuple[str, str], Any] = {}
-    for name in CONTRASTIVE:
-        features, labels = batch(name)
-        for way, options in WAYS.items():
-            mine, tau = features[own].clone().requires_grad_(), temperature()
-            loss = selfcon.get_method(name).loss(mine, labels[own], temperature=tau, alpha=0.5, **options)
-            loss.backward()
-            results[name, way] = (loss.detach(), mine.grad, tau.grad)
-    broken = torch.randn(2, 1, 2, 4) * (float("nan") if rank == 0 else 1.0)
-    with pytest.raises(NonFiniteError):
-        selfcon.get_method("selfcon").loss(broken, torch.zeros(2, dtype=torch.long))
-    first_alone: Any = dist.new_group([0])
+    found = {
+        "all": losses(CONTRASTIVE, own, WAYS),
+        "alone": losses(["selfcon", "simclr"], own, ALONE),
+        "one stage": (one_stage_loss(own), one_stage_loss(own, gather=False)),
+    }
+    but_the_first: Any = dist.new_group(list(range(1, len(sizes))))
     if rank > 0:
-        with pytest.raises(UsageError, match=f"Process {rank} is not in the process group"):
-            selfcon.get_method("selfcon").loss(
-                torch.randn(2, 1, 2, 4), torch.zeros(2, dtype=torch.long), process_group=first_alone
-            )
-    torch.save(results, f"{folder}/{rank}.pt")
+        found["but the first"] = losses(["selfcon", "simclr"], own, WAYS, process_group=but_the_first)
+    torch.save(found, f"{folder}/{rank}.pt")
+    features, labels = batch("selfcon")
+    assert torch.equal(join_rows(features[own].requires_grad_()), features)
+    assert torch.equal(join_rows(labels[own]), labels)
+    refuse(rank)
     dist.destroy_process_group()
 
 
+def refuse(rank: int) -> None:
+    """What all processes must notice together, so that none waits for the others."""
+    labels = torch.zeros(2, dtype=torch.long)
+    broken = torch.randn(2, 1, 2, 4) * (float("nan") if rank == 0 else 1.0)
+    with pytest.raises(NonFiniteError):
+        selfcon.get_method("selfcon").loss(broken, labels)
+    assert selfcon.get_method("selfcon").loss(broken, labels, gather="ring").isnan()
+    first_alone: Any = dist.new_group([0])
+    if rank > 0:
+        with pytest.raises(UsageError, match=f"Process {rank} is not in the process group"):
+            selfcon.get_method("selfcon").loss(torch.randn(2, 1, 2, 4), labels, process_group=first_alone)
+
+
+def check_mean(ranks: list[Found], rows: slice) -> None:
+    """The mean over processes, as DDP takes it, is the loss of one process with these rows."""
+    for (name, way), parts in {key: [found[key] for found in ranks] for key in ranks[0]}.items():
+        loss, gradient, of_tau = losses([name], rows, {"": {}})[name, ""]
+        mean_loss = torch.stack([part[0] for part in parts]).mean()
+        mean_of_tau = torch.stack([part[2] for part in parts]).mean()
+        torch.testing.assert_close(mean_loss, loss, rtol=1e-12, atol=1e-12, msg=f"{name} {way}")
+        torch.testing.assert_close(torch.cat([p[1] for p in parts]) / len(parts), gradient, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(mean_of_tau, of_tau, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("sizes", [[4, 3], [1, 5, 1], [2, 2, 2, 1]])
+@pytest.mark.filterwarnings("ignore:no anchor of this batch")
 def test_equals_one_process(sizes: list[int], tmp_path: Path) -> None:
     spawn(work, args=(sizes, str(tmp_path)), nprocs=len(sizes))
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(len(sizes))]
-    for name in CONTRASTIVE:
-        features, labels = batch(name)
-        features.requires_grad_()
-        tau = temperature()
-        loss = selfcon.get_method(name).loss(features, labels, temperature=tau, alpha=0.5)
-        loss.backward()
-        assert features.grad is not None
-        assert tau.grad is not None
-        for way in WAYS:
-            mean_loss = torch.stack([result[name, way][0] for result in ranks]).mean()
-            gradient = torch.cat([result[name, way][1] for result in ranks]) / len(sizes)  # the mean that DDP takes
-            of_tau = torch.stack([result[name, way][2] for result in ranks]).mean()
-            torch.testing.assert_close(mean_loss, loss.detach(), rtol=1e-12, atol=1e-12)
-            torch.testing.assert_close(gradient, features.grad, rtol=1e-10, atol=1e-12)
-            torch.testing.assert_close(of_tau, tau.grad, rtol=1e-10, atol=1e-12)
+    check_mean([found["all"] for found in ranks], slice(0, 7))
+    check_mean([found["but the first"] for found in ranks[1:]], slice(sizes[0], 7))
+    weighed = torch.stack([found["one stage"][0] for found in ranks]).mean()
+    torch.testing.assert_close(weighed, one_stage_loss(slice(0, 7)))
+    for rank, found in enumerate(ranks):
+        own = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+        check_mean([found["alone"]], own)
+        torch.testing.assert_close(found["one stage"][1], one_stage_loss(own))

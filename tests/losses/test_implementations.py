@@ -16,7 +16,7 @@ from torch import Tensor
 
 import selfcon
 from selfcon.errors import UsageError
-from selfcon.losses import tiled
+from selfcon.losses import Term, contrastive_loss, pairwise, tiled
 from selfcon.losses.objective import choose_implementation
 from selfcon.losses.pairwise import Pairs
 from selfcon.losses.sets import Contrast
@@ -189,3 +189,58 @@ def test_what_is_chosen_and_refused() -> None:
         z = torch.zeros(rows, 4)
         contrast = Contrast(z, torch.zeros(rows), torch.zeros(rows), slice(0, rows))
         assert choose_implementation(contrast, method.terms) == expected
+
+
+class Listening(tiled.Tiles):
+    """Tiles that keep what they were told."""
+
+    def statistics(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
+        self.pairs = pairs
+        return super().statistics(pairs)
+
+
+def test_small_and_learnt_temperatures_are_not_called_stable() -> None:
+    z = torch.nn.functional.normalize(torch.randn(4, 8), dim=1)
+    contrast = Contrast(z, torch.tensor([0, 0, 1, 1]), torch.zeros(4, dtype=torch.long), slice(0, 4))
+    engine = Listening()
+    for temperature, stable in ((0.03, True), (0.1, True), (0.029, False), (torch.tensor(0.1), False)):
+        pairwise.term_sums(contrast, selfcon.get_method("supcon").terms, temperature, engine)
+        assert engine.pairs.stable is stable
+
+
+class SaidToBeOnGpu:
+    """What is looked at of features to choose an implementation for them."""
+
+    device, dtype = torch.device("cuda"), torch.float32
+
+    def __init__(self, rows: int) -> None:
+        self.shape = (rows, 4)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+
+def test_what_the_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="Triton is made for Linux only")
+    from selfcon.losses import contrast_triton  # before it would be made for the interpreter, and stay so
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    features, labels = torch.randn(4, 1, 2, 513), torch.tensor([0, 0, 1, 1])
+    terms = selfcon.get_method("selfcon-star").terms
+
+    def refused(words: str, features: Tensor, terms: Sequence[Term] = terms) -> None:
+        with pytest.raises(UsageError, match=words):
+            contrastive_loss(features, labels, terms, implementation="triton")
+
+    z = torch.zeros(4097, 512)
+    contrast = Contrast(z, torch.zeros(4097), torch.zeros(4097), slice(0, 4097))
+    assert choose_implementation(contrast, terms) == "triton"
+    refused("up to 512 dimensions, not torch.float32 with 513", features)
+    refused("up to 512 dimensions, not torch.float64 with 8", features[..., :8].double())
+    refused("takes 2 terms, not 3", features[..., :8], [*terms, terms[0]])
+    monkeypatch.setattr(contrast_triton, "fits", lambda dimension, device: dimension != 8)
+    refused("too little shared memory on this GPU for 8 dimensions", features[..., :8])
+    monkeypatch.delenv("TRITON_INTERPRET")
+    for rows, expected in ((2048, "dense"), (2049, "triton")):
+        contrast = Contrast(SaidToBeOnGpu(rows), torch.zeros(rows), torch.zeros(rows), slice(0, rows))  # type: ignore[arg-type]
+        assert choose_implementation(contrast, terms) == expected

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import selfcon
 from selfcon.errors import NonFiniteError, SelfconWarning, UsageError
-from selfcon.losses import Tally
+from selfcon.losses import Tally, Term, contrastive_loss
 from tests.losses import oracle
 
 CONTRASTIVE = [
@@ -92,6 +92,25 @@ def test_anchors_without_positives_are_left_out_and_counted() -> None:
     assert (tally.anchors, tally.left_out) == (8, 4)
     expected = oracle.loss("supcon-s", features.double(), labels, temperature=0.1, alpha=1)
     torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_anchors_are_counted_by_term() -> None:
+    tally = Tally()
+    assert (tally.anchors, tally.left_out, tally.empty_batches, tally.non_finite) == (0, 0, 0, 0)
+    features, labels = torch.randn(4, 2, 3, 8), torch.tensor([0, 0, 1, 2])
+    selfcon.get_method("selfcon-m-star").loss(features, labels, tally=tally)
+    assert tally.anchors == 4 * 2 * 1 + 4 * 2 * 2  # of the backbone, and of two sub-networks
+    selfcon.get_method("selfcon-m").loss(features, labels, tally=tally)
+    assert tally.anchors == 24 + 4 * 2 * 3
+    assert tally.left_out == 0
+
+
+def test_the_only_anchor_is_a_mean_of_one() -> None:
+    features = torch.randn(1, 1, 3, 8, dtype=torch.float64)
+    term = Term(anchors="F", positives="G", negatives="F+G")
+    f, *g = torch.nn.functional.normalize(features[0, 0], dim=1)
+    s = torch.stack([f @ each for each in g]) / 0.1
+    torch.testing.assert_close(contrastive_loss(features, None, [term]), s.logsumexp(0) - s.mean())
 
 
 def test_a_batch_without_any_positive_gives_zero_and_says_so() -> None:
@@ -215,3 +234,14 @@ def test_defaults_and_exits_that_do_not_count() -> None:
     star, features = selfcon.get_method("selfcon-star"), torch.randn(4, 1, 2, 5)
     assert torch.equal(star.loss(features, labels), star.loss(features, labels, alpha=1.0, temperature=0.1))
     assert star.loss(features, labels) != star.loss(features, labels, alpha=2.0)
+    plain = contrastive_loss(features, labels, star.terms)
+    assert torch.equal(plain, contrastive_loss(features, labels, star.terms, alpha=1.0, temperature=0.1))
+    views, terms = torch.randn(4, 2, 2, 5), selfcon.get_method("selfcon-mu").terms
+    assert torch.equal(contrastive_loss(views, None, terms), selfcon.get_method("selfcon-mu").loss(views))
+
+
+def test_one_process_is_no_ring() -> None:
+    method = selfcon.get_method("selfcon")
+    assert torch.equal(method.loss(GOOD, LABELS, gather="ring"), method.loss(GOOD, LABELS))
+    with pytest.raises(NonFiniteError):
+        method.loss(GOOD / 0, LABELS, gather="ring")

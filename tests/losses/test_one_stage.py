@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, softmax
 
 import selfcon
 from selfcon.errors import NonFiniteError, UsageError
-from selfcon.losses.one_stage import soft_divergence
+from selfcon.losses.one_stage import OneStage, logits_loss, soft_divergence
 
 LABELS = torch.tensor([0, 1, 2, 1, 0, 3])
 
@@ -46,6 +46,22 @@ def test_formulas(output: selfcon.Output) -> None:
     for name, value in expected.items():
         loss = selfcon.get_method(name).loss_from_output(output, LABELS)
         torch.testing.assert_close(loss, value, rtol=1e-10, atol=1e-10)
+
+
+def test_defaults(output: selfcon.Output) -> None:
+    taught = logits_loss(output.logits, LABELS, OneStage(distillation=0.5))
+    softened = logits_loss(output.logits, LABELS, OneStage(0.0, 0.5, 0.0, softening=3.0))
+    assert torch.equal(taught, softened)
+    star, labels = selfcon.get_method("selfcon-star"), LABELS % 2
+    expected = star.loss_from_output(output, labels, temperature=0.1, alpha=1.0)
+    assert torch.equal(star.loss_from_output(output, labels), expected)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler
+def test_compiled_logits_are_not_looked_at(output: selfcon.Output) -> None:
+    compiled = torch.compile(logits_loss, backend="eager", fullgraph=True)
+    logits = {name: values.detach() for name, values in output.logits.items()}
+    torch.testing.assert_close(compiled(logits, LABELS, OneStage()), logits_loss(logits, LABELS, OneStage()))
 
 
 def test_the_teacher_is_not_taught() -> None:
@@ -86,6 +102,8 @@ def test_wrong_use(output: selfcon.Output) -> None:
         selfcon.get_method("sd").loss_from_output(output)
     with pytest.raises(UsageError, match="labels must be 0 to 3 for 4 classes, and one is 6"):
         selfcon.get_method("ce").loss_from_output(output, LABELS + 6)
+    with pytest.raises(UsageError, match="labels must be 0 to 3 for 4 classes, and one is 4"):
+        selfcon.get_method("ce").loss_from_output(output, LABELS + 1)
     with pytest.raises(UsageError, match=r"shape \[6\], one for each sample, not \[4\]"):
         selfcon.get_method("ce").loss_from_output(output, LABELS[:4])
     with pytest.raises(UsageError, match="must be integers"):

@@ -75,6 +75,14 @@ def test_a_zero_vector_stays_zero_and_gets_no_gradient() -> None:
     assert gradient[1:].abs().sum() > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_what_is_too_short_for_a_direction(dtype: torch.dtype) -> None:
+    shortest = {torch.float64: 1.4916681462400413e-154, torch.float16: 2.0**-14}.get(dtype, 2.0**-63)
+    at_it = torch.tensor([0.0, shortest, -shortest], dtype=dtype)
+    assert normalise(at_it).abs().sum() == 0
+    torch.testing.assert_close(normalise(at_it * 1.01).double(), at_it.sign().double() / 2**0.5)
+
+
 def test_nan_stays_visible_where_nothing_is_checked() -> None:
     assert normalise(torch.tensor([float("nan"), 1.0])).isnan().all()
 
@@ -89,3 +97,4 @@ def test_a_loss_can_be_differentiated_twice_and_by_functions() -> None:
     x = features.clone().requires_grad_()
     (expected,) = torch.autograd.grad(loss(x), x)
     torch.testing.assert_close(torch.func.grad(loss)(features), expected)
+    torch.testing.assert_close(torch.func.vmap(normalise)(features), normalise(features))
