@@ -24,7 +24,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
 
 test-all: $(READY)
-	SELFCON_CASES=200 $(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS)
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -21,14 +21,9 @@ def correlated(nats: float, dimensions: int, samples: int) -> tuple[torch.Tensor
     return a, rho * a + math.sqrt(1 - rho**2) * torch.randn(samples, dimensions, generator=generator)
 
 
-GRID = [(name, nats, size) for name in ("mine", "nwj") for nats in (0.5, 1.0, 2.0) for size in (4, 16)]
-
-
-@pytest.mark.parametrize(
-    ("estimator", "nats", "dimensions"),
-    # Every other one in `make test`, all of them in `make test-all`.
-    [pytest.param(*each, marks=[pytest.mark.slow] if place % 4 in (1, 2) else []) for place, each in enumerate(GRID)],
-)
+@pytest.mark.parametrize("dimensions", [4, 16])
+@pytest.mark.parametrize("nats", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("estimator", ["mine", "nwj"])
 def test_correlated_gaussians(estimator: str, nats: float, dimensions: int) -> None:
     a, b = correlated(nats, dimensions, 20_000)
     found = estimate(a, b, estimator, seeds=1, steps=1000)
@@ -61,24 +56,24 @@ def test_more_than_a_batch_can_show_is_told() -> None:
         estimate(a, a, "mine", seeds=1, steps=300)
 
 
-@pytest.mark.filterwarnings("ignore:infonce found")
 def test_maps_labels_and_vectors() -> None:
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 3, (900,), generator=generator)
     maps = torch.randn(900, 4, 8, 8, generator=generator)
     maps[:, 0] += 3 * labels[:, None, None]
     images = torch.nn.functional.interpolate(maps[:, :3], scale_factor=2) + torch.randn(900, 3, 16, 16)
-    of_label = estimate(labels, maps, "nwj", seeds=1, steps=60)
+    of_label = estimate(labels, maps, "nwj", seeds=1, steps=100)
     assert float(of_label) == pytest.approx(math.log(3), rel=0.2)
-    assert float(estimate(maps.mean((2, 3)), maps, "mine", seeds=1, steps=60)) > 0.5
-    assert float(estimate(images, maps, "infonce", seeds=1, steps=60)) > 0.8
-    assert float(estimate(labels.numpy(), maps.numpy(), "nwj", seeds=1, steps=60)) == pytest.approx(of_label.nats)
+    assert float(estimate(maps.mean((2, 3)), maps, "mine", seeds=1, steps=100)) > 0.8
+    with pytest.warns(SelfconWarning, match="can show no more"):
+        assert float(estimate(images, maps, "infonce", seeds=1, steps=100)) > 0.8
+    assert float(estimate(labels.numpy(), maps.numpy(), "nwj", seeds=1, steps=100)) == pytest.approx(of_label.nats)
 
 
 def test_seeds_give_a_spread_and_the_same_seeds_the_same_value() -> None:
     a, b = correlated(1.0, 2, 1000)
     first, second = (estimate(a, b, "nwj", seeds=3, steps=100) for _ in range(2))
-    assert first.values == pytest.approx(second.values, rel=1e-2)  # sums may differ in their last bits
+    assert first.values == pytest.approx(second.values, rel=1e-4)  # sums may differ in their last bits
     assert len(set(first.values)) == 3
     assert first.spread == pytest.approx(np.std(first.values, ddof=1))
     assert first.nats == pytest.approx(np.mean(first.values))

@@ -52,7 +52,7 @@ def loss_and_gradient(
     temperature=st.floats(0.005, 5),
     alpha=st.floats(0, 2),
 )
-@settings(max_examples=int(os.environ.get("SELFCON_CASES", "70")), deadline=None)
+@settings(max_examples=int(os.environ.get("SELFCON_CASES", "200")), deadline=None)
 def test_tiles_equal_the_dense_form(**case: Any) -> None:
     method = selfcon.get_method(case["name"])
     exits = case["exits"] if method.uses_exits else 1

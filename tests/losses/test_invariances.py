@@ -15,7 +15,7 @@ from tests.losses.test_methods import CONTRASTIVE
 
 pytestmark = pytest.mark.filterwarnings("ignore:no anchor of this batch")
 
-MANY = int(os.environ.get("SELFCON_CASES", "60"))
+MANY = int(os.environ.get("SELFCON_CASES", "150"))
 
 
 @st.composite
