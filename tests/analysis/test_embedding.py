@@ -41,7 +41,9 @@ def test_maps_keep_far_groups_apart(by: str) -> None:
         pytest.importorskip("umap")
     torch.manual_seed(0)
     features = torch.cat([torch.randn(40, 8) * 0.1 + 3 * torch.eye(8)[group] for group in range(2)])
+    threads = torch.get_num_threads()
     plane = project(features, by=by)
+    assert torch.get_num_threads() == threads
     assert plane.shape == (80, 2)
     distances = torch.cdist(plane, plane)
     assert float(distances[:40, :40].mean()) < float(distances[:40, 40:].mean())

@@ -52,11 +52,10 @@ def project(features: Tensor, *, by: str = "tsne", seed: int = 0) -> Tensor:
     if not float(rows.std(0).max()) > 1e-6:  # not a number, too
         raise DataError("All features are one point (or not finite), so there is nothing to map.")
     if by == "umap":
-        plane = (
-            _umap()
-            .UMAP(metric="cosine", n_neighbors=min(15, len(rows) - 1), random_state=seed, n_jobs=1)
-            .fit_transform(rows)
-        )
+        threads = torch.get_num_threads()
+        mapper = _umap().UMAP(metric="cosine", n_neighbors=min(15, len(rows) - 1), random_state=seed, n_jobs=1)
+        plane = mapper.fit_transform(rows)
+        torch.set_num_threads(threads)  # which numba changes for the whole process
     else:
         from sklearn.manifold import TSNE
 

@@ -182,7 +182,8 @@ class Critic(nn.Module):
         left, right = self.first[0](a), self.first[1](b)
         if left.ndim != right.ndim:  # a vector stands at every place of a map
             left, right = (side if side.ndim == 4 else side[:, :, None, None] for side in (left, right))
-        partner = right[partners]
+        # Not by plain indexing, whose gradient adds up in whatever order threads come.
+        partner = right.index_select(0, partners.flatten()).unflatten(0, partners.shape)
         pairs = (left[:, None] + partner).flatten(0, 1)
         features = self.third(self.second(dropout(pairs.relu(), _DROP, self.training)).relu()).relu()
         scores: Tensor = self.last(features.mean((2, 3)) if self.maps else features).view(partners.shape)
