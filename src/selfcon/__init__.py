@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from selfcon import errors as errors
     from selfcon import losses as losses
     from selfcon import networks as networks
+    from selfcon import transfer as transfer
     from selfcon.losses.methods import Method as Method
     from selfcon.losses.methods import get_method as get_method
     from selfcon.losses.methods import list_methods as list_methods
@@ -40,6 +41,7 @@ _NAMES = {
     "errors": "selfcon.errors",
     "losses": "selfcon.losses",
     "networks": "selfcon.networks",
+    "transfer": "selfcon.transfer",
     "Method": "selfcon.losses.methods",
     "get_method": "selfcon.losses.methods",
     "list_methods": "selfcon.losses.methods",

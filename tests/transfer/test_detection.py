@@ -15,6 +15,7 @@ import selfcon
 from selfcon.data.scenes import Scene, load_scenes
 from selfcon.errors import UsageError
 from selfcon.transfer.detection import Detecting, Detector, detect, fit_image, measure
+from selfcon.transfer.scene_stage import Plan
 from tests.data.test_scenes import write_voc
 
 pytest.importorskip("pycocotools")
@@ -46,12 +47,7 @@ def stage(scenes: list[Scene], module: Detector) -> Detecting:
     return Detecting(
         module,
         scenes,
-        epochs=2,
-        batch_size=2,
-        lr=1e-3,
-        weight_decay=0.0,
-        precision="fp32",
-        seed=3,
+        Plan(epochs=2, batch_size=2, lr=1e-3, weight_decay=0.0, precision="fp32", seed=3),
         device=torch.device("cpu"),
     )
 

@@ -12,6 +12,7 @@ import torch
 import selfcon
 from selfcon.data.scenes import IGNORED, load_scenes
 from selfcon.errors import UsageError
+from selfcon.transfer.scene_stage import Plan
 from selfcon.transfer.segmentation import Look, Segmenter, Segmenting, count_confusions, intersection_over_union
 from tests.data.test_scenes import write_voc
 
@@ -71,13 +72,8 @@ def test_crops_belong_to_their_scene_and_epoch(tmp_path: Path) -> None:
         return Segmenting(
             Segmenter(network(), 21),
             [*scenes.train, *scenes.test],
+            Plan(epochs=2, batch_size=2, lr=1e-3, weight_decay=0.0, precision="fp32", seed=4),
             look=look,
-            epochs=2,
-            batch_size=2,
-            lr=1e-3,
-            weight_decay=0.0,
-            precision="fp32",
-            seed=4,
             device=torch.device("cpu"),
         )
 

@@ -18,8 +18,10 @@ from selfcon.config import Settings, make_settings, read_yaml
 from selfcon.errors import DataError, SelfconError, StorageError, UsageError
 from selfcon.paper.exhibits import get_exhibit, identify
 from selfcon.report.canvas import colour_of_exit, colour_of_method
-from selfcon.workflows.analyze import _paper_information, _some_of_each_class
-from selfcon.workflows.reproduce import compare, find_costs, find_runs
+from selfcon.workflows.feature_analyses import _paper_information
+from selfcon.workflows.findings import find_costs, found_in
+from selfcon.workflows.loss_analyses import _some_of_each_class
+from selfcon.workflows.reproduce import compare, find_runs
 from tests.workflows.conftest import write_stripes
 
 SMALL: dict[str, Any] = {"width": 0.125, "epochs": 2, "batch_size": 32, "probe.epochs": 3, "device": "cpu"}
@@ -135,10 +137,10 @@ def test_information_fills_its_cells(runs: Path, tmp_path: Path) -> None:
     (found,) = find_runs([runs])[identify(selfcon_settings(runs / "selfcon"))]
     folder = tmp_path / "run"
     (folder / "analysis").mkdir(parents=True)
-    assert found.information(cell) is None
+    assert found_in(found.folder, cell) is None
     estimates = [{"between": cell.condition["between"], "estimator": "nwj", "nats": 1.5}]
     (folder / "analysis" / "information.json").write_text(json.dumps({"runs": [{"estimates": estimates}]}))
-    assert type(found)(folder, found.settings, found.result).information(cell) == 1.5
+    assert found_in(folder, cell) == 1.5
     assert cell.runs  # `reproduce run T17` trains what it is measured on
 
 

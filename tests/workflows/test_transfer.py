@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import selfcon
+from selfcon import transfer
 from selfcon.cli.main import run as command
-from selfcon.errors import SelfconError
-from selfcon.workflows import transfer
+from selfcon.errors import InputMissingError, SelfconError, UnsafeError, UsageError
+from selfcon.workflows.trained import open_encoder
 from tests.data.test_scenes import write_voc
 from tests.workflows.conftest import write_stripes
 
@@ -52,11 +55,52 @@ def test_classify(place: Path) -> None:
     assert transfer.classify(place / "run", data=str(place / "waves"), device="cpu") == result
 
 
+def test_one_way_after_another_adds_up(place: Path, tmp_path: Path) -> None:
+    options: Any = {"data": str(place / "waves"), "out": tmp_path, "device": "cpu"}
+    first = transfer.classify(place / "run", modes=["linear"], **options)
+    assert "knn" not in first
+    assert transfer.classify(place / "run", modes=["knn"], **options)["linear"] == first["linear"]
+    other = transfer.classify(place / "run", modes=["knn"], random=True, **options)
+    assert "linear" not in other  # that was of other weights
+
+
+def test_images_to_validate_with_choose_the_decay_and_are_learnt_from(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place / "waves", tmp_path / "waves")
+    shutil.copytree(place / "waves" / "test", tmp_path / "waves" / "val")
+    result = transfer.classify(place / "run", data=str(tmp_path / "waves"), device="cpu")
+    assert result["images"] == {"train": 30, "val": 12, "test": 12}
+    nearest = transfer.classify(place / "run", data=str(tmp_path / "waves"), modes=["knn"], k=1, device="cpu")
+    assert nearest["knn"]["accuracy"]["ensemble"]["top1"] == 100  # the test images were among those to learn from
+
+
+def test_weights_of_timm_are_an_encoder_too(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    theirs: Any = timm.create_model("resnet18")
+    save_file(theirs.state_dict(), "theirs.safetensors")
+    options: Any = {"data": str(place / "waves"), "image_size": 32, "modes": ["linear"], "device": "cpu"}
+    result = transfer.classify("timm:resnet18=theirs.safetensors", **options)
+    assert result["method"] == "timm:resnet18"
+    assert result["out"] == "runs/timm-resnet18/transfer/classify-waves-32px-0"
+    net = open_encoder("timm:resnet18=theirs.safetensors", "cpu").net
+    images = torch.rand(2, 3, 64, 64)
+    features = theirs.eval().forward_head(theirs.forward_features(images), pre_logits=True)
+    assert torch.equal(net(images).features["backbone"], features)
+    with pytest.raises(InputMissingError, match="not in this machine's cache"):
+        transfer.classify("timm:resnet18", **options)
+    with pytest.raises(UsageError, match="no network 'resnet1'"):
+        transfer.classify("timm:resnet1=theirs.safetensors", **options)
+    torch.save(theirs.state_dict(), "theirs.pth")
+    with pytest.raises(UnsafeError, match="pickle"):
+        transfer.classify("timm:resnet18=theirs.pth", **options)
+    assert transfer.classify("timm:resnet18=theirs.pth", trust=True, **options)["linear"] == result["linear"]
+
+
 def test_fine_tuning_begins_with_the_encoder_and_goes_on_where_it_was(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "_RATES", (0.01,))
-    monkeypatch.setattr(transfer, "_DECAYS", (1e-4,))
+    monkeypatch.setattr("selfcon.workflows.transfer._RATES", (0.01,))
+    monkeypatch.setattr("selfcon.workflows.transfer._DECAYS", (1e-4,))
     options: Any = {"data": str(place / "waves"), "modes": ["finetune"], "epochs": 2, "batch_size": 10, "device": "cpu"}
     result = transfer.classify(place / "run", **options)
     assert result["finetune"]["lr"] == 0.01

@@ -189,7 +189,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _comparisons(options: argparse.Namespace) -> list[Comparison]:
-    from selfcon.workflows.reproduce import compare, find_costs, find_runs, parse_data, select
+    from selfcon.workflows.findings import find_costs
+    from selfcon.workflows.reproduce import compare, find_runs, parse_data, select
 
     folders = [options.out / options.scale, options.results]
     runs = find_runs(folders, parse_data(options.data))

@@ -10,6 +10,8 @@ from selfcon.networks.subnetworks import Structure
 
 BACKBONE = "backbone"
 """The name of exit 0."""
+DEFAULT_STAGE = 2
+"""After which the paper's ResNets have their sub-network."""
 
 
 @dataclass(frozen=True, order=True)

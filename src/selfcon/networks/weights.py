@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
@@ -76,6 +77,19 @@ def _flatten(path: Path, found: Any) -> dict[str, Tensor]:
     if not isinstance(found, dict) or not found:
         raise DataError(f"{path} holds no weights by name.")
     return {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
+
+
+def find_timm_weights(name: str) -> Path:
+    """The file of a timm network's pretrained weights in the model hub's cache; nothing is downloaded."""
+    from huggingface_hub import try_to_load_from_cache
+
+    facts = timm.get_pretrained_cfg(name, allow_unregistered=False) if timm.is_model(name) else None
+    if facts is None or not facts.hf_hub_id:
+        raise UsageError(f"timm has no pretrained weights of {name}.")
+    found = try_to_load_from_cache(facts.hf_hub_id, "model.safetensors")
+    if not isinstance(found, str):
+        raise InputMissingError(f"The weights of {facts.hf_hub_id} are not in this machine's cache of model files.")
+    return Path(found)
 
 
 def load_encoder(encoder: nn.Module, weights: dict[str, Tensor], name: str) -> None:

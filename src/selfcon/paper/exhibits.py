@@ -36,6 +36,7 @@ _SMOKE = {
     "watch.knn_every": 0,
 }
 COST, INFORMATION = "selfcon analyze cost", "selfcon analyze information"
+TRANSFER, CORRUPTION = "selfcon transfer", "selfcon transfer corruption"
 """Commands that measure numbers of the paper."""
 _WITHOUT_EXITS = ("ce", "supcon", "supcon-s", "simclr")
 # What a run may differ in and still be the same experiment.

@@ -39,21 +39,34 @@ def evaluate_linear(
     test: Mapping[str, Tensor],
     test_labels: Tensor,
     *,
+    validation: int = 0,
     decays: Sequence[float] = DECAYS,
     seed: int = 0,
 ) -> Evaluation:
-    """Fit a classifier on every exit's training features and measure it on the test features."""
-    labels = train_labels.cpu().numpy()
-    if int(np.bincount(labels).max()) < 2:
-        raise DataError("Every class has one training image only, so nothing can be held out to choose a decay.")
-    count = max(1, round(_HELD_OUT * len(labels)))
-    kept, held = (torch.from_numpy(rows).to(train_labels.device) for rows in hold_out(labels, count, seed))
+    """Fit a classifier on every exit's training features and measure it on the test features.
+
+    Decays are chosen on the last `validation` training samples, where the data set has such, or on a drawn fifth.
+    """
+    if validation:
+        rows = torch.arange(len(train_labels), device=train_labels.device)
+        kept, held = rows[:-validation], rows[-validation:]
+    else:
+        kept, held = _draw_held_out(train_labels, seed)
     logits, chosen = {}, {}
     for name, features in train.items():
         chosen[name] = _choose(features, train_labels, kept, held, decays)
         known, asked = standardise(features, test[name])
         logits[name] = fit_linear(known, train_labels, decay=chosen[name])(asked)
     return Evaluation(measure(logits, test_labels), chosen)
+
+
+def _draw_held_out(train_labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    labels = train_labels.cpu().numpy()
+    if int(np.bincount(labels).max()) < 2:
+        raise DataError("Every class has one training image only, so nothing can be held out to choose a decay.")
+    count = max(1, round(_HELD_OUT * len(labels)))
+    kept, held = (torch.from_numpy(rows).to(train_labels.device) for rows in hold_out(labels, count, seed))
+    return kept, held
 
 
 def measure(logits: Mapping[str, Tensor], labels: Tensor) -> dict[str, dict[str, float]]:

@@ -22,15 +22,12 @@ from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastL
 from torchvision.transforms import functional as tvf
 
 from selfcon.config import Optim, Schedule
-from selfcon.data.random import Stream, draw_words, permute, to_uniform
-from selfcon.data.scan import in_threads
 from selfcon.data.scenes import Scene, Scenes
-from selfcon.data.split import Batch, cut
 from selfcon.errors import UsageError
 from selfcon.evaluation.accuracy import evaluating
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.training.distributed import ALONE, World
-from selfcon.training.trainer import Stage
+from selfcon.transfer.scene_stage import Plan, SceneStage
 
 _CHANNELS = 256
 _FILLED = -1.0  # the label of rows that are no box
@@ -85,49 +82,33 @@ class Detector(nn.Module):
         return self.retina(list(images), targets)
 
 
-class Detecting(Stage):
-    """Trains a detector on whole scenes, mirrored by a draw of their own."""
+class Detecting(SceneStage):
+    """Trains a detector on whole scenes, some of them mirrored."""
+
+    name, draws = "detect", 1
+    module: Detector
+    recordable = False  # how many anchors count is looked at in every step
 
     def __init__(
         self,
         module: Detector,
         scenes: Sequence[Scene],
+        plan: Plan,
         *,
-        epochs: int,
-        batch_size: int,
-        lr: float,
-        weight_decay: float,
-        precision: str,
-        seed: int,
         device: torch.device,
         world: World = ALONE,
     ) -> None:
-        self.name, self.module, self.world, self.samples = "detect", module, world, len(scenes)
-        self.epochs, self.batch_size, self.lr, self.seed = epochs, batch_size, lr, seed
-        self.optim = Optim(name="adamw", weight_decay=weight_decay, clip_norm=1.0)
-        self.schedule = Schedule(warmup_epochs=min(1, epochs - 1))
-        self.precision = precision
-        self.recordable = False  # how many anchors count is looked at in every step
-        self._scenes, self._device = scenes, device
+        super().__init__(module, scenes, plan, device, world)
+        self.optim = Optim(name="adamw", weight_decay=plan.weight_decay, clip_norm=1.0)
+        self.schedule = Schedule(warmup_epochs=min(1, plan.epochs - 1))
         self._most = max(1, *(int((~scene.hard).sum()) for scene in scenes))
 
-    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        self.module.train()
-        order = permute(len(self._scenes), seed=self.seed, epoch=epoch)
-        for samples in cut(order, self.batch_size)[first:]:
-            own = self.world.split(samples)[self.world.rank]
-            words = draw_words(own, seed=self.seed, epoch=epoch, stream=Stream.AUGMENT, words=1)
-            pairs = list(zip(own.tolist(), to_uniform(words)[:, 0].tolist(), strict=True))
-            made = list(in_threads(lambda pair: self._make(self._scenes[pair[0]], pair[1] < 0.5), pairs))
-            images, boxes = (torch.stack(parts).to(self._device) for parts in zip(*made, strict=True))
-            yield Batch(images, boxes, own)
-
-    def _make(self, scene: Scene, mirror: bool) -> tuple[Tensor, Tensor]:
-        image, scale = fit_image(scene, self.module.size)  # type: ignore[arg-type]
+    def make(self, scene: Scene, uniform: Sequence[float]) -> tuple[Tensor, Tensor]:
+        image, scale = fit_image(scene, self.module.size)
         rows = torch.full((self._most, 5), _FILLED)
         kept = ~scene.hard
         boxes = torch.from_numpy(scene.boxes[kept]) * scale
-        if mirror:
+        if uniform[0] < 0.5:
             image = image.flip(2)
             side = image.shape[2]
             boxes = torch.stack([side - boxes[:, 2], boxes[:, 1], side - boxes[:, 0], boxes[:, 3]], dim=1)

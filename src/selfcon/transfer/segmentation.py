@@ -8,7 +8,7 @@ side of crops.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -19,16 +19,12 @@ from torch.nn.functional import cross_entropy, interpolate
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as tvf
 
-from selfcon.config import Optim, Schedule
-from selfcon.data.random import Stream, draw_words, permute, to_uniform
-from selfcon.data.scan import in_threads
 from selfcon.data.scenes import IGNORED, Mask, Scene, Scenes
-from selfcon.data.split import Batch, cut
 from selfcon.errors import UsageError
 from selfcon.evaluation.accuracy import evaluating
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.training.distributed import ALONE, World
-from selfcon.training.trainer import Stage
+from selfcon.transfer.scene_stage import Plan, SceneStage
 
 _SCALES = (0.5, 2.0)
 _COARSER = 4  # how much the last map is coarser than the one it is joined with
@@ -78,45 +74,26 @@ def _decoder_type() -> Any:
     return decoder.DeepLabV3PlusDecoder
 
 
-class Segmenting(Stage):
-    """Trains a segmenter on crops of scenes, each scaled, cut out and mirrored by a draw of its own."""
+class Segmenting(SceneStage):
+    """Trains a segmenter on crops of scenes, each scaled, cut out and mirrored."""
+
+    name, draws = "segment", 4
 
     def __init__(
         self,
         module: Segmenter,
         scenes: Sequence[Scene],
+        plan: Plan,
         *,
         look: Look,
-        epochs: int,
-        batch_size: int,
-        lr: float,
-        weight_decay: float,
-        precision: str,
-        seed: int,
         device: torch.device,
         world: World = ALONE,
     ) -> None:
-        self.name, self.module, self.world = "segment", module, world
-        # A smaller last batch is left out: normalisation over a single image would fail.
-        self.samples = len(scenes) // batch_size * batch_size
-        if not self.samples:
-            raise UsageError(f"A batch of {batch_size} is more than the {len(scenes)} scenes to train with.")
-        self.epochs, self.batch_size, self.lr, self.seed = epochs, batch_size, lr, seed
-        self.optim = Optim(name="adamw", weight_decay=weight_decay)
-        self.schedule = Schedule(warmup_epochs=0)
-        self.precision = precision
-        self._scenes, self._look, self._device = scenes, look, device
+        super().__init__(module, scenes, plan, device, world)
+        self._look = look
 
-    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        self.module.train()
-        order = permute(len(self._scenes), seed=self.seed, epoch=epoch)[: self.samples]
-        for samples in cut(order, self.batch_size)[first:]:
-            own = self.world.split(samples)[self.world.rank]
-            uniform = to_uniform(draw_words(own, seed=self.seed, epoch=epoch, stream=Stream.AUGMENT, words=4)).tolist()
-            pairs = list(zip(own.tolist(), uniform, strict=True))
-            crops = list(in_threads(lambda pair: self._look.crop(self._scenes[pair[0]], pair[1]), pairs))
-            images, masks = (torch.stack(parts).to(self._device) for parts in zip(*crops, strict=True))
-            yield Batch(images, masks, own)
+    def make(self, scene: Scene, uniform: Sequence[float]) -> tuple[Tensor, Tensor]:
+        return self._look.crop(scene, uniform)
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         return cross_entropy(self.module(images).float(), labels, ignore_index=IGNORED)

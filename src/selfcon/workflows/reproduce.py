@@ -12,22 +12,16 @@ from typing import Any
 
 from selfcon.config import Settings, make_settings, read_yaml
 from selfcon.errors import SelfconError, StoppedError, UsageError
-from selfcon.paper.exhibits import COST, INFORMATION, Cell, choose, get_exhibit, identify, list_exhibits
+from selfcon.paper.exhibits import COST, Cell, choose, get_exhibit, identify, list_exhibits
 from selfcon.paper.recipes import count_images
 from selfcon.paper.verdicts import Verdict, agreement_of_order, judge
 from selfcon.progress import say
 from selfcon.workflows.costs import Cost, Estimator
+from selfcon.workflows.findings import costs_of, found_in
 from selfcon.workflows.pipeline import run_stages
 from selfcon.workflows.task import Running, choose_device
 
 _DIGITS = 1437
-DATA_OF_SIZE = {32: "cifar100", 64: "tiny-imagenet", 224: "imagenet100"}
-_COSTS = {
-    "parameters": ("parameters", 1e-6),
-    "multiply-adds": ("multiply_adds", 1e-9),
-    "memory": ("memory_bytes", 2.0**-30),
-    "time": ("seconds", 1.0),
-}  # by what the quantities of Tables 15 and 16 begin with
 
 
 @dataclass(frozen=True)
@@ -115,15 +109,6 @@ class Measured:
             quantity = exits[0] if len(exits) == 1 else ""
         return float(accuracy[quantity]["top1"]) if quantity in accuracy else None
 
-    def information(self, cell: Cell) -> float | None:
-        """What `selfcon analyze information` found in this run."""
-        path = self.folder / "analysis" / "information.json"
-        for run in json.loads(path.read_text())["runs"] if path.is_file() else ():
-            for each in run["estimates"]:
-                if all(each[key] == cell.condition[key] for key in ("estimator", "between")):
-                    return float(each["nats"])
-        return None
-
     def _seconds_of_an_epoch(self) -> float:
         """In the middle of the first stage: without what was set up, measured or stored now and then."""
         times = [0.0, *(line["seconds"] for line in _epochs(self.folder))]
@@ -193,7 +178,7 @@ def compare(
     compared = []
     for cell in cells:
         if cell.made_by == COST:
-            ours = dict(_costs(cell, costs or {}))
+            ours = dict(costs_of(cell, costs or {}))
         else:
             ours = dict(_numbers(cell, scale, runs)) if cell.runs else {}
         decimals = len(cell.text.partition("±")[0].partition(".")[2])
@@ -212,31 +197,13 @@ def _numbers(cell: Cell, scale: str, runs: Mapping[str, Sequence[Measured]]) -> 
             for run in runs.get(identify(cell.settings(scale, method=other)), ())
         }
     for run in runs.get(identify(cell.settings(scale)), ()):
-        number = run.information(cell) if cell.made_by == INFORMATION else run.number(cell.quantity)
+        number = found_in(run.folder, cell) if cell.made_by else run.number(cell.quantity)
         if number is None:
             continue
         if other is None:
             yield run.folder, number
         elif (base_number := others.get((run.settings.seed, run.result.get("device")))) is not None:
             yield run.folder, number - base_number if cell.minus else number / base_number
-
-
-def find_costs(folders: Sequence[Path]) -> dict[Path, list[dict[str, Any]]]:
-    """What `selfcon analyze cost` left in these folders, or in `analysis` below them."""
-    files = [path for folder in folders for path in (*folder.glob("cost*.json"), folder / "analysis" / "cost.json")]
-    found = {path: json.loads(path.read_text()) for path in files if path.is_file()}
-    return {path: each["rows"] for path, each in found.items() if each.get("width") == 1.0}
-
-
-def _costs(cell: Cell, costs: Mapping[Path, Sequence[Mapping[str, Any]]]) -> Iterator[tuple[Path, float]]:
-    key, unit = _COSTS[cell.quantity.partition(",")[0]]
-    for path, rows in costs.items():
-        for row in rows:
-            there = {**row, "data": DATA_OF_SIZE.get(row["image_size"])}
-            wanted = {name: value for name, value in cell.condition.items() if name in there}
-            if row[key] is not None and all(there[name] == value for name, value in wanted.items()):
-                yield path, row[key] * unit
-                break
 
 
 def compare_orders(compared: Sequence[Comparison]) -> list[dict[str, Any]]:

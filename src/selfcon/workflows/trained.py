@@ -1,12 +1,13 @@
-"""A trained run, opened: its network, what is known of it, and the data as it saw them."""
+"""A trained run, opened: its network, what is known of it, and the data as it saw them; or timm's weights like one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import timm
 import torch
 
 from selfcon.config import Settings, make_settings, read_yaml
@@ -17,8 +18,11 @@ from selfcon.data.split import Split
 from selfcon.data.streamed import make_streamed
 from selfcon.errors import UsageError
 from selfcon.networks.multi_exit import MultiExitNetwork
-from selfcon.training.artifact import load_model
+from selfcon.networks.weights import find_timm_weights, load_encoder, read_weights
+from selfcon.training.artifact import build_model, load_model
 from selfcon.workflows.task import choose_device, read_source
+
+_TIMM = "timm:"
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class TrainedRun:
     facts: dict[str, Any]
     settings: Settings
     device: torch.device
+    weights: Path  # the file that they came from
 
     @property
     def name(self) -> str:
@@ -48,6 +53,12 @@ class TrainedRun:
     def other_source(self, data: str, *, root: str | None = None, seed: int = 0) -> Source:
         """Other data; named ones lie below `root`, which is that of its own unless it is given."""
         return load(data, root=root or self.settings.data_root, seed=seed)
+
+    def with_fresh_weights(self, seed: int) -> Self:
+        """The same network, untrained."""
+        torch.manual_seed(seed)
+        net = build_model(self.facts["network"]).to(self.device).eval()
+        return replace(self, net=net, facts={**self.facts, "method": "none: fresh weights"})
 
     def split(self, name: str) -> Split:
         """A split of its own data, once it is seen to be what it was trained with."""
@@ -77,7 +88,33 @@ class TrainedRun:
 
 def open_run(run_folder: str | Path, device: str = "auto") -> TrainedRun:
     """The model of a run folder on a device."""
-    net, facts = load_model(run_folder)
-    settings = make_settings(read_yaml(Path(run_folder) / "config.yaml"))
+    folder = Path(run_folder)
+    net, facts = load_model(folder)
+    settings = make_settings(read_yaml(folder / "config.yaml"))
     chosen = choose_device(device)
-    return TrainedRun(Path(run_folder), net.to(chosen), facts, settings, chosen)
+    return TrainedRun(folder, net.to(chosen), facts, settings, chosen, folder / "model.safetensors")
+
+
+def open_encoder(what: str | Path, device: str = "auto", *, trust: bool = False) -> TrainedRun:
+    """The model of a run folder, or timm's weights: `timm:NAME=FILE`, or `timm:NAME` if they are in the hub's cache."""
+    if not str(what).startswith(_TIMM):
+        return open_run(what, device)
+    name, _, file = str(what).removeprefix(_TIMM).partition("=")
+    weights = Path(file) if file else find_timm_weights(name)
+    published = timm.get_pretrained_cfg(name.partition(".")[0]) if timm.is_model(name) else None
+    if published is None:
+        raise UsageError(f"timm has no network {name!r} with published settings.")
+    size = published.input_size[-1]
+    network = {"name": name, "exits": "none", "stem": "large", "image_size": size, "projection_dim": None}
+    facts: dict[str, Any] = {
+        "network": {**network, "num_classes": None, "options": {}},
+        "method": f"{_TIMM}{name}",
+        "image_size": size,
+        "mean": list(published.mean),
+        "std": list(published.std),
+    }
+    net = build_model(facts["network"])
+    load_encoder(net.encoder, read_weights(weights, trust=trust), str(weights))
+    chosen = choose_device(device)
+    settings = make_settings({"model": name, "stem": "large", "exits": "none"})
+    return TrainedRun(Path("runs", f"timm-{name}"), net.to(chosen).eval(), facts, settings, chosen, weights)

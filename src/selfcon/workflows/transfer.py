@@ -1,21 +1,19 @@
-"""A pretrained encoder at other tasks, from run folders: what each verb of `selfcon transfer` does."""
+"""A pretrained encoder on other classes and on corrupted images: `selfcon transfer classify` and `corruption`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from selfcon.config import Count, Positive, Section
 from selfcon.data.fine_grained import MEAN_PER_CLASS
 from selfcon.data.folders import read_classes
 from selfcon.data.resident import Resident
-from selfcon.data.scenes import Scenes, load_scenes
 from selfcon.data.source import Source
 from selfcon.errors import InputMissingError, StorageError, UsageError, unknown_name
 from selfcon.evaluation import knn as neighbours
@@ -24,31 +22,22 @@ from selfcon.networks.backbones import default_stem
 from selfcon.networks.registry import list_models
 from selfcon.networks.weights import hash_file
 from selfcon.progress import say
-from selfcon.report import figures
-from selfcon.report.canvas import Picture
 from selfcon.report.plots import spread
-from selfcon.training.artifact import build_model
 from selfcon.training.distributed import join
-from selfcon.training.folder import RunFolder
-from selfcon.training.loop import train as train_stage
-from selfcon.training.signals import watch
-from selfcon.training.trainer import Stage
-from selfcon.transfer import detection, segmentation
-from selfcon.transfer.classification import DECAYS, evaluate_linear, measure
+from selfcon.transfer.classification import evaluate_linear, measure
 from selfcon.transfer.robustness import CORRUPTIONS, SEVERITIES, corrupt_all, mean_corruption_error
 from selfcon.workflows.pipeline import run_stages
 from selfcon.workflows.task import Running, collect_settings
-from selfcon.workflows.trained import TrainedRun, open_run
+from selfcon.workflows.trained import TrainedRun, open_encoder, open_run
 
 Result = dict[str, Any]
 MODES = ("linear", "knn", "finetune")
 _RATES, _DECAYS = (0.003, 0.01, 0.03), (1e-4, 1e-3)
-_SHOWN = 6  # scenes in a picture
 _SHORTER = 4  # how much shorter runs are that only choose settings
 
 
 def classify(
-    run_folder: str | Path,
+    encoder: str | Path,
     *,
     data: str,
     data_root: str = "data",
@@ -60,68 +49,88 @@ def classify(
     k: int = 20,
     seed: int = 0,
     out: str | Path | None = None,
+    overwrite: bool = False,
     device: str = "auto",
+    trust: bool = False,
 ) -> Result:
-    """What a run's encoder is worth on other classes: linear evaluation, nearest neighbours, full fine-tuning.
+    """What an encoder is worth on other classes: linear evaluation, nearest neighbours, full fine-tuning.
 
-    `random` takes its network with fresh weights instead, for comparison. Decay (linear), and learning rate and decay
-    (fine-tuning) are chosen on a held-out part of the training images.
+    The encoder is a run folder, or `timm:NAME=FILE`; `random` takes its network with fresh weights instead, for
+    comparison. Decay (linear), and learning rate and decay (fine-tuning) are chosen on a held-out part of the training
+    images. What other calls found of the same encoder and data stays in classify.json.
     """
-    for mode in modes:
-        if mode not in MODES:
-            raise unknown_name("way to transfer", mode, MODES)
-    if not modes:
-        raise UsageError(f"Name at least one way to transfer: {', '.join(MODES)}.")
-    for name, number in {"epochs": epochs, "batch_size": batch_size, "image_size": image_size or 1}.items():
-        if number < 1:
-            raise UsageError(f"{name} must be at least 1, not {number}.")
+    _check_classify(modes, {"epochs": epochs, "batch_size": batch_size, "image_size": image_size or 1})
     if random and "finetune" in modes:
         raise UsageError("Fine-tuning from fresh weights is `selfcon train`: leave out --random or finetune.")
-    with join(Running.choose(device=device, compile=None, log=()).device) as world:
-        run = open_run(run_folder, device)
+    running = Running.choose(device=device, compile=None, log=())
+    with join(running.device) as world:
+        run = open_encoder(encoder, str(running.device), trust=trust)
         run = replace(run, facts={**run.facts, "image_size": image_size or run.size})
         if random:
-            torch.manual_seed(seed)
-            run = replace(run, net=build_model(run.facts["network"]).to(run.device).eval())
+            run = run.with_fresh_weights(seed)
         source = run.other_source(data, root=data_root, seed=seed)
         result: Result = {
             "encoder": run.name,
-            "method": "none: fresh weights" if random else run.settings.method,
+            "encoder_sha256": hash_file(run.weights),
+            "method": run.facts["method"],
             "model": run.settings.model,
             "data": source.name,
             "metric": "mean_per_class" if data in MEAN_PER_CLASS else "top1",
             "images": {name: len(images) for name, images in source.splits().items()},
         }
+        kind = ("-random" if random else "") + (f"-{image_size}px" if image_size else "")
+        usual = run.path / "transfer" / f"classify-{Path(source.name).name}{kind}-{seed}"
+        folder = Path(out) if out is not None else usual
+        result = world.tell(lambda: _found_before(folder / "classify.json", result)) | result
         if {"linear", "knn"} & set(modes):
             result |= _on_features(run, source, modes, k=k, seed=seed)
-        kind = ("-random" if random else "") + (f"-{image_size}px" if image_size else "")
-        usual = Path(run_folder) / "transfer" / f"classify-{Path(source.name).name}{kind}-{seed}"
-        folder = Path(out) if out is not None else usual
         if world.is_main:
             _write(folder / "classify.json", result)
     if "finetune" in modes:
-        fine = _Finetuning(run, source, data, data_root, folder, device)
+        fine = _Finetuning(run, source, data, data_root, folder, device, overwrite=overwrite, trust=trust)
         result["finetune"] = fine.run(epochs=epochs, batch_size=batch_size, seed=seed)
         if world.is_main:
             _write(folder / "classify.json", result)
     return {**result, "out": str(folder)}
 
 
+def _check_classify(modes: Sequence[str], counts: Mapping[str, int]) -> None:
+    for mode in modes:
+        if mode not in MODES:
+            raise unknown_name("way to transfer", mode, MODES)
+    if not modes:
+        raise UsageError(f"Name at least one way to transfer: {', '.join(MODES)}.")
+    for name, number in counts.items():
+        if number < 1:
+            raise UsageError(f"{name} must be at least 1, not {number}.")
+
+
+def _found_before(path: Path, result: Result) -> Result:
+    """What other calls found of the same encoder and the same data."""
+    try:
+        before: Result = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    same = isinstance(before, dict) and all(before.get(key) == value for key, value in result.items())
+    return before if same else {}
+
+
 def _on_features(run: TrainedRun, source: Source, modes: Sequence[str], *, k: int, seed: int) -> Result:
-    train, test = run.as_seen(source.train), run.as_seen(source.test)
-    known, asked = (
-        {name: each.to(run.device) for name, each in embed(run.net, data, size=run.size).items()}
-        for data in (train, test)
-    )
+    parts = [run.as_seen(images) for images in (source.train, source.val, source.test) if images is not None]
+    features = [embed(run.net, part, size=run.size) for part in parts]
+    known = {name: torch.cat([each[name] for each in features[:-1]]).to(run.device) for name in run.net.names}
+    asked = {name: each.to(run.device) for name, each in features[-1].items()}
+    labels, truth = torch.cat([part.labels for part in parts[:-1]]), parts[-1].labels
+    validation = 0 if source.val is None else len(source.val)
     found: Result = {}
     if "linear" in modes:
-        found["linear"] = evaluate_linear(known, train.labels, asked, test.labels, decays=DECAYS, seed=seed).to_dict()
+        found["linear"] = evaluate_linear(known, labels, asked, truth, validation=validation, seed=seed).to_dict()
     if "knn" in modes:
         scores = {
-            name: neighbours.classify(asked[name], known[name], train.labels, classes=len(source.classes), k=k)
+            name: neighbours.classify(asked[name], known[name], labels, classes=len(source.classes), k=k)
             for name in run.net.names
         }
-        found["knn"] = {"k": k, "accuracy": measure(scores, test.labels)}
+        found["knn"] = {"k": k, "accuracy": measure(scores, truth)}
     return found
 
 
@@ -135,6 +144,8 @@ class _Finetuning:
     data_root: str
     folder: Path
     device: str
+    overwrite: bool
+    trust: bool
 
     def run(self, *, epochs: int, batch_size: int, seed: int) -> Result:
         told = {"batch_size": max(2, min(batch_size, len(self.source.train) // 2)), "seed": seed}
@@ -150,8 +161,14 @@ class _Finetuning:
                 tried.append((result["held_out_accuracy"]["ensemble"]["top1"], rate, decay))
                 say(f"fine-tuning, rate {rate:g}, decay {decay:g}: {tried[-1][0]:.1f} % of held-out images")
         _, rate, decay = max(tried)
-        final = self._train("whole", rate, decay, {**told, "epochs": epochs})
-        return {"lr": rate, "weight_decay": decay, "epochs": epochs, "accuracy": final["accuracy"]}
+        self._train("whole", rate, decay, {**told, "epochs": epochs})
+        return {"lr": rate, "weight_decay": decay, "epochs": epochs, "accuracy": self._measure()}
+
+    def _measure(self) -> dict[str, dict[str, float]]:
+        """Both kinds of accuracy of the whole run."""
+        run = open_run(self.folder / "whole", self.device)
+        test = predict(run.net, run.as_seen(self.source.test), size=run.size)
+        return measure({name: test.logits[name] for name in run.net.names}, test.labels)
 
     def _stem(self) -> str | None:
         """That of the encoder, whatever the images are here."""
@@ -172,7 +189,7 @@ class _Finetuning:
                 **told,
                 "stem": self._stem(),
                 "model_options": dict(settings.model_options),
-                "weights": str(self.encoder.path / "model.safetensors"),
+                "weights": str(self.encoder.weights),
                 "data": self.data,
                 "data_root": self.data_root,
                 "image_size": self.encoder.size,
@@ -183,181 +200,8 @@ class _Finetuning:
                 "watch": {"knn_every": 0},
             },
         )
-        running = Running.choose(device=self.device, compile=None, log=())
-        return run_stages(chosen, self.folder / name, running, overwrite=False, verb="fit", probe=False)
-
-
-class SceneSettings(Section):
-    """Everything that decides the result of training on scenes."""
-
-    task: Literal["segment", "detect"]
-    encoder: str
-    encoder_sha256: str
-    random: bool
-    data: str
-    skip_broken: bool
-    image_size: int
-    epochs: Count
-    batch_size: Count
-    lr: Positive
-    weight_decay: float
-    precision: str
-    seed: int
-
-
-def segment(
-    run_folder: str | Path,
-    *,
-    data: str,
-    image_size: int = 256,
-    epochs: int = 50,
-    batch_size: int = 8,
-    lr: float = 5e-4,
-    weight_decay: float = 1e-2,
-    random: bool = False,
-    skip_broken: bool = False,
-    seed: int = 0,
-    out: str | Path | None = None,
-    overwrite: bool = False,
-    device: str = "auto",
-) -> Result:
-    """Train DeepLabV3+ on a run's encoder with scenes of VOC or COCO, and measure mIoU.
-
-    The same call again goes on where it was stopped, or returns the result where it is done.
-    """
-    asked: Result = {"image_size": image_size, "epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed}
-    asked |= {"weight_decay": weight_decay, "random": random, "skip_broken": skip_broken, "data": data}
-    return _learn_scenes("segment", run_folder, asked, out, overwrite=overwrite, device=device)
-
-
-def detect(
-    run_folder: str | Path,
-    *,
-    data: str,
-    image_size: int = 384,
-    epochs: int = 30,
-    batch_size: int = 8,
-    lr: float = 2e-4,
-    weight_decay: float = 1e-2,
-    random: bool = False,
-    skip_broken: bool = False,
-    seed: int = 0,
-    out: str | Path | None = None,
-    overwrite: bool = False,
-    device: str = "auto",
-) -> Result:
-    """Train RetinaNet on a run's encoder with scenes of VOC or COCO, and measure mAP (VOC's is that at IoU 0.5).
-
-    The same call again goes on where it was stopped, or returns the result where it is done.
-    """
-    asked: Result = {"image_size": image_size, "epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed}
-    asked |= {"weight_decay": weight_decay, "random": random, "skip_broken": skip_broken, "data": data}
-    return _learn_scenes("detect", run_folder, asked, out, overwrite=overwrite, device=device)
-
-
-def _learn_scenes(
-    task: Literal["segment", "detect"],
-    run_folder: str | Path,
-    asked: Result,
-    out: str | Path | None,
-    *,
-    overwrite: bool,
-    device: str,
-) -> Result:
-    chosen = Running.choose(device=device, compile=None, log=()).device
-    encoder = open_run(run_folder, device)
-    settings = SceneSettings(
-        task=task,
-        encoder=str(run_folder),
-        encoder_sha256=hash_file(encoder.path / "model.safetensors"),
-        precision="bf16" if chosen.type == "cuda" else "fp32",
-        **asked,
-    )
-    scenes = load_scenes(settings.data, task, skip_broken=settings.skip_broken)
-    kind = "random" if settings.random else "encoder"
-    usual = encoder.path / "transfer" / f"{task}-{Path(settings.data).name}-{kind}-{settings.seed}"
-    folder = Path(out) if out is not None else usual
-    with RunFolder.open(folder, settings, verb=f"transfer {task}", overwrite=overwrite) as run:
-        if (done := run.read_json("results.json")) is not None:
-            return {**done, "out": str(folder), "already_done": True}
-        torch.manual_seed(settings.seed)
-        if settings.random:
-            encoder = replace(encoder, net=build_model(encoder.facts["network"]).to(chosen))
-        work = _Segmentation(encoder, scenes, settings) if task == "segment" else _Detection(encoder, scenes, settings)
-        with watch() as stop:
-            trained = train_stage(work.stage, run, device=chosen, stop=stop, compiled=False)
-        numbers, picture = work.finish(trained.module)
-        result: Result = {
-            "task": task,
-            "encoder": encoder.name,
-            "method": "none: fresh weights" if settings.random else encoder.settings.method,
-            "model": encoder.settings.model,
-            "data": scenes.name,
-            "scenes": {"train": len(scenes.train), "test": len(scenes.test)},
-            "epochs": settings.epochs,
-            "seed": settings.seed,
-            **numbers,
-            "seconds": trained.seconds,
-        }
-        run.write("predictions.png", picture.png)
-        run.write("results.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    return {**result, "out": str(folder)}
-
-
-class _Segmentation:
-    """What is trained for segmentation, and what comes of it."""
-
-    def __init__(self, encoder: TrainedRun, scenes: Scenes, settings: SceneSettings) -> None:
-        self.scenes, self.device = scenes, encoder.device
-        mean, std = (torch.tensor(encoder.facts[key]) for key in ("mean", "std"))
-        self.look = segmentation.Look(settings.image_size, mean, std)
-        module = segmentation.Segmenter(encoder.net, len(scenes.classes) + 1).to(encoder.device)
-        module.check_size(settings.image_size)
-        self.stage: Stage = segmentation.Segmenting(
-            module, scenes.train, look=self.look, device=encoder.device, **_told(settings)
-        )
-
-    def finish(self, module: Any) -> tuple[Result, Picture]:
-        numbers = segmentation.evaluate(module, self.scenes, self.look, self.device)
-        shown = [
-            (scene.read(), scene.mask(), segmentation.predict_mask(module, scene, self.look, self.device).numpy())
-            for scene in self.scenes.test[:_SHOWN]
-        ]
-        return numbers, figures.draw_masks(shown, len(self.scenes.classes) + 1)
-
-
-class _Detection:
-    """What is trained for detection, and what comes of it."""
-
-    def __init__(self, encoder: TrainedRun, scenes: Scenes, settings: SceneSettings) -> None:
-        self.scenes, self.device = scenes, encoder.device
-        module = detection.Detector(
-            encoder.net,
-            len(scenes.classes),
-            size=settings.image_size,
-            mean=encoder.facts["mean"],
-            std=encoder.facts["std"],
-        ).to(encoder.device)
-        self.stage: Stage = detection.Detecting(module, scenes.train, device=encoder.device, **_told(settings))
-
-    def finish(self, module: Any) -> tuple[Result, Picture]:
-        found = [detection.detect(module, scene, self.device) for scene in self.scenes.test]
-        shown = [
-            (scene.read(), scene.boxes, scene.labels, each["boxes"].numpy(), each["labels"].numpy())
-            for scene, each in zip(self.scenes.test[:_SHOWN], map(_best, found), strict=False)
-        ]
-        return dict(detection.measure(found, self.scenes.test)), figures.draw_boxes(shown, self.scenes.classes)
-
-
-def _told(settings: SceneSettings) -> Result:
-    keys = ("epochs", "batch_size", "lr", "weight_decay", "precision", "seed")
-    return {key: getattr(settings, key) for key in keys}
-
-
-def _best(found: detection.Found, count: int = 5) -> detection.Found:
-    """The surest detections."""
-    rows = found["scores"].argsort(descending=True)[:count]
-    return {name: each[rows] for name, each in found.items()}
+        running = Running.choose(device=self.device, compile=None, log=(), trust=self.trust)
+        return run_stages(chosen, self.folder / name, running, overwrite=self.overwrite, verb="fit", probe=False)
 
 
 def corruption(
@@ -377,9 +221,33 @@ def corruption(
             raise unknown_name("corruption", name, CORRUPTIONS)
     if imagenet_c is not None and (tuple(corruptions) != CORRUPTIONS or tuple(severities) != SEVERITIES or samples):
         raise UsageError("mCE is over all corruptions, severities and images: leave those options out.")
-    run = open_run(run_folder, device)
+    running = Running.choose(device=device, compile=None, log=())
+    with join(running.device) as world:
+        result = _count_errors(
+            open_run(run_folder, str(running.device)),
+            corruptions=corruptions,
+            severities=severities,
+            samples=samples,
+            imagenet_c=imagenet_c,
+            seed=seed,
+        )
+        folder = Path(out) if out is not None else Path(run_folder) / "transfer"
+        if world.is_main:
+            _write(folder / "corruption.json", result)
+    return {**result, "out": str(folder)}
+
+
+def _count_errors(
+    run: TrainedRun,
+    *,
+    corruptions: Sequence[str],
+    severities: Sequence[int],
+    samples: int | None,
+    imagenet_c: str | Path | None,
+    seed: int,
+) -> Result:
     if not run.net.classifiers:
-        raise UsageError(f"{run_folder} has no classifiers yet: `selfcon probe` trains them.")
+        raise UsageError(f"{run.path} has no classifiers yet: `selfcon probe` trains them.")
     data = run.split("test")
     some = spread(len(data), samples or len(data))
     clean = _as_resident(data.pictures(some), data.labels[some.to(data.device)], run)
@@ -394,7 +262,7 @@ def corruption(
             for leave, error in _errors(predict(run.net, seen, size=run.size)).items():
                 errors[leave].setdefault(name, []).append(error)
         say(f"{name}: {', '.join(f'{error:.1f}' for error in errors['ensemble'][name])} % wrong (ensemble)")
-    result: Result = {
+    return {
         "run": run.name,
         "method": run.settings.method,
         "data": "imagenet-c" if imagenet_c else run.source.name,
@@ -406,9 +274,6 @@ def corruption(
             for leave, each in errors.items()
         },
     }
-    folder = Path(out) if out is not None else Path(run_folder) / "transfer"
-    _write(folder / "corruption.json", result)
-    return {**result, "out": str(folder)}
 
 
 def _errors(predictions: Predictions) -> dict[str, float]:

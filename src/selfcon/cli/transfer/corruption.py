@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 
 from selfcon.cli.parsing import Parser, listed, numbers, print_json
+from selfcon.cli.transfer.common import WHERE, add_output, told
 
 
 def add_arguments(parser: Parser) -> None:
@@ -19,9 +20,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--samples", type=int, metavar="INT", help="test images at most (default: all)")
     parser.add_argument("--imagenet-c", type=Path, metavar="DIR", help="ImageNet-C on disk, and mCE as published")
     parser.add_argument("--seed", type=int, default=0, help="of the corruptions (default: 0)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="(default: RUN/transfer)")
-    parser.add_argument("--device", default="auto", metavar="STR", help="cpu, cuda, ... (default: auto)")
-    parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
+    add_output(parser, "RUN/transfer")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -31,11 +30,7 @@ def run(options: argparse.Namespace) -> int:
         options.run,
         **({"corruptions": options.corruptions} if options.corruptions else {}),
         **({"severities": options.severities} if options.severities else {}),
-        samples=options.samples,
-        imagenet_c=options.imagenet_c,
-        seed=options.seed,
-        out=options.out,
-        device=options.device,
+        **told(options, "samples", "imagenet_c", "seed", *WHERE),
     )
     if options.json:
         print_json(result)

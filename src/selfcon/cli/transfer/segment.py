@@ -9,41 +9,17 @@ import argparse
 from pathlib import Path
 
 from selfcon.cli.parsing import Parser, print_json
+from selfcon.cli.transfer.common import SCENES, WHERE, add_scenes, told
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("run", type=Path, help="the folder of a trained run")
-    parser.add_argument("--data", required=True, metavar="DIR", help="VOCdevkit, VOC2012 or VOC2007, or COCO's folder")
-    parser.add_argument("--image-size", type=int, default=256, metavar="INT", help="of crops (default: 256)")
-    parser.add_argument("--epochs", type=int, default=50, help="(default: 50)")
-    parser.add_argument("--batch-size", type=int, default=8, help="(default: 8)")
-    parser.add_argument("--lr", type=float, default=5e-4, help="of AdamW (default: 0.0005)")
-    parser.add_argument("--random", action="store_true", help="the run's network with fresh weights, for comparison")
-    parser.add_argument("--skip-broken", action="store_true", help="leave out what is wrong instead of stopping")
-    parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="(default: RUN/transfer/segment-DATA-...)")
-    parser.add_argument("--overwrite", action="store_true", help="start anew in a folder that holds another run")
-    parser.add_argument("--device", default="auto", metavar="STR", help="cpu, cuda, ... (default: auto)")
-    parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
+    add_scenes(parser, "segment", sides="crops", image_size=256, epochs=50, lr=5e-4)
 
 
 def run(options: argparse.Namespace) -> int:
-    from selfcon.workflows import transfer
+    from selfcon.workflows import scenes
 
-    result = transfer.segment(
-        options.run,
-        data=options.data,
-        image_size=options.image_size,
-        epochs=options.epochs,
-        batch_size=options.batch_size,
-        lr=options.lr,
-        random=options.random,
-        skip_broken=options.skip_broken,
-        seed=options.seed,
-        out=options.out,
-        overwrite=options.overwrite,
-        device=options.device,
-    )
+    result = scenes.segment(options.run, **told(options, *SCENES, *WHERE, "overwrite", "trust"))
     if options.json:
         print_json(result)
         return 0
