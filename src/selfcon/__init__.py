@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from selfcon.networks.registry import create_model as create_model
     from selfcon.networks.registry import list_models as list_models
     from selfcon.workflows import analyze as analyze
+    from selfcon.workflows.calibrating import calibrate as calibrate
+    from selfcon.workflows.inference import embed as embed
+    from selfcon.workflows.inference import load as load
+    from selfcon.workflows.inference import predict as predict
     from selfcon.workflows.measures import evaluate as evaluate
     from selfcon.workflows.measures import knn as knn
     from selfcon.workflows.pipeline import fit as fit
@@ -53,6 +57,10 @@ _NAMES = {
     "create_model": "selfcon.networks.registry",
     "list_models": "selfcon.networks.registry",
     "analyze": "selfcon.workflows.analyze",
+    "calibrate": "selfcon.workflows.calibrating",
+    "embed": "selfcon.workflows.inference",
+    "load": "selfcon.workflows.inference",
+    "predict": "selfcon.workflows.inference",
     "evaluate": "selfcon.workflows.measures",
     "knn": "selfcon.workflows.measures",
     "fit": "selfcon.workflows.pipeline",

@@ -86,11 +86,14 @@ class Augment(Section):
 
 
 class Probe(Section):
-    """Linear classifiers on the frozen encoder. `epochs=None`: 100, but at most 10 times those of the pretraining."""
+    """Linear classifiers on the frozen encoder. `epochs=None`: 100, but at most 10 times those of the pretraining.
+
+    `lr=None`: 8 over the mean squared length of each exit's features, which neither diverges nor crawls.
+    """
 
     epochs: Count | None = None
     batch_size: Count = 512
-    lr: Positive = 1.0
+    lr: Positive | None = None
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: NotNegative = 0.0
     augment: Augment = Augment(policy="simple")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,17 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-
-def run(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "selfcon", *map(str, arguments)],
-        cwd=cwd,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+from tests.cli.calling import call, run
 
 
 @pytest.fixture
@@ -44,14 +33,14 @@ def test_check_and_pack(folder: Path, tmp_path: Path) -> None:
     assert "8 images, 4 of each class" in done.stdout
     assert len(list(tmp_path.glob("odd n*-sheet.png"))) == 1
 
-    done = run("data", "pack", folder, "out.pack", "--json", cwd=tmp_path)
+    done = call("data", "pack", folder, "out.pack", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["images"] == {"train": 8, "test": 4}
-    done = run("data", "pack", folder, "out.pack", cwd=tmp_path)
+    done = call("data", "pack", folder, "out.pack", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (64, "")
     assert done.stderr == "selfcon: out.pack is already there: choose another name, or replace it with --overwrite.\n"
 
-    done = run("data", "check", "out.pack", "--json", "--sheet", "x/sheet.png", cwd=tmp_path)
+    done = call("data", "check", "out.pack", "--json", "--sheet", "x/sheet.png", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["ok"], result["sheet"]) == (True, "x/sheet.png")
@@ -61,11 +50,11 @@ def test_check_and_pack(folder: Path, tmp_path: Path) -> None:
 def test_bad_data_is_65_with_the_file(folder: Path, tmp_path: Path) -> None:
     bad = folder / "train" / "cat" / "0 [1].png"
     bad.write_bytes(bad.read_bytes()[:60])
-    done = run("data", "check", folder, cwd=tmp_path)
+    done = call("data", "check", folder, cwd=tmp_path)
     assert done.returncode == 65
     assert f"{bad} cannot be read" in done.stdout
     assert "cannot be used as it is" in done.stdout
-    done = run("data", "pack", folder, "out.pack", cwd=tmp_path)
+    done = call("data", "pack", folder, "out.pack", cwd=tmp_path)
     assert done.returncode == 65
     assert done.stderr.startswith(f"selfcon: {bad} cannot be read")
     assert done.stderr.count("\n") == 1
@@ -93,7 +82,7 @@ def test_bad_data_is_65_with_the_file(folder: Path, tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
-    done = run(*arguments, cwd=tmp_path)
+    done = call(*arguments, cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert words in done.stderr
     assert done.stderr.startswith("selfcon: ")
@@ -104,17 +93,17 @@ def test_mistakes_are_one_sentence(tmp_path: Path, arguments: list[str], code: i
 def test_names_cannot_write_lines_of_their_own(folder: Path, tmp_path: Path) -> None:
     evil = folder / "train" / "cat" / "x\n\x1b[2Jselfcon: all fine.png"
     evil.write_text("")
-    done = run("data", "check", folder, cwd=tmp_path)
+    done = call("data", "check", folder, cwd=tmp_path)
     assert done.returncode == 65
     assert "\x1b" not in done.stdout
     assert "x\\n\\x1b[2Jselfcon: all fine.png is empty" in done.stdout
-    done = run("data", "pack", folder, "x.pack", cwd=tmp_path)
+    done = call("data", "pack", folder, "x.pack", cwd=tmp_path)
     assert done.returncode == 65
     assert done.stderr.count("\n") == 1
 
 
 def test_a_sheet_that_cannot_be_drawn_does_not_cost_the_result(folder: Path, tmp_path: Path) -> None:
-    done = run("data", "check", folder, "--sheet", "/proc/x.png", cwd=tmp_path)
+    done = call("data", "check", folder, "--sheet", "/proc/x.png", cwd=tmp_path)
     assert done.returncode == 74
     assert "8 images, 4 of each class" in done.stdout
 
@@ -129,24 +118,24 @@ def test_a_bug_of_ours_is_a_sentence_too(tmp_path: Path) -> None:
 def test_help_version_and_debug(tmp_path: Path) -> None:
     from selfcon import __version__
 
-    assert run("--version", cwd=tmp_path).stdout.strip() == __version__
+    assert call("--version", cwd=tmp_path).stdout.strip() == __version__
     for arguments in ([], ["--help"], ["data", "check", "--help"], ["data", "pack", "--help"]):
-        done = run(*arguments, cwd=tmp_path)
+        done = call(*arguments, cwd=tmp_path)
         assert done.returncode == 0
         assert "usage: selfcon" in done.stdout
         assert len(done.stdout.splitlines()) < 32  # fits a screen
-    assert "example: selfcon data check" in run("data", "check", "--help", cwd=tmp_path).stdout
+    assert "example: selfcon data check" in call("data", "check", "--help", cwd=tmp_path).stdout
     assert "Traceback" in run("data", "check", "digitz", "--debug", cwd=tmp_path).stderr
 
 
 def test_tar_files(folder: Path, tmp_path: Path) -> None:
-    packed = run("data", "pack", folder, "tars", "--shards", "3", "--json", cwd=tmp_path)
+    packed = call("data", "pack", folder, "tars", "--shards", "3", "--json", cwd=tmp_path)
     said = json.loads(packed.stdout)
     assert (said["files"], said["images"]) == (5, {"train": 8, "test": 4})
-    checked = run("data", "check", "tars", "--json", cwd=tmp_path)
+    checked = call("data", "check", "tars", "--json", cwd=tmp_path)
     assert json.loads(checked.stdout)["images"] == {"train": 8, "test": 4}
     for wrong in (["tars", "--shards", "3"], ["new", "--shards", "0"], ["new", "--shards", "9", "--overwrite"]):
-        assert run("data", "pack", folder, *wrong, cwd=tmp_path).returncode == 64
-    one = run("data", "check", "tars/train-000000.tar", cwd=tmp_path)
+        assert call("data", "pack", folder, *wrong, cwd=tmp_path).returncode == 64
+    one = call("data", "check", "tars/train-000000.tar", cwd=tmp_path)
     assert one.returncode == 64
     assert "name the folder" in one.stderr

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_data import run
+from tests.cli.calling import call, run
 from tests.workflows.conftest import write_stripes
 
 COMMAND = ["fit", "--data", "stripes.npz", "--width", "0.125", "--epochs", "3", "--batch-size", "8", "--device", "cpu"]
@@ -74,12 +74,12 @@ def test_what_a_user_reads(place: Path) -> None:
     assert "ensemble" in done.stdout
     assert "Report: x/report.html" in done.stdout
     assert (place / "x" / "encoders" / "epoch-0002.safetensors").is_file()
-    assert "x is done already" in run(*COMMAND, "--keep-epochs=[2]", "--out", "x", cwd=place).stdout
+    assert "x is done already" in call(*COMMAND, "--keep-epochs=[2]", "--out", "x", cwd=place).stdout
     for verb in ("evaluate", "knn"):
-        done = run(verb, "x", "--json", cwd=place)
+        done = call(verb, "x", "--json", cwd=place)
         assert done.returncode == 0, done.stderr
         assert "backbone" in json.loads(done.stdout)["accuracy"]
-    done = run("doctor", "--data", "stripes.npz", "--width", "0.125", cwd=place)
+    done = call("doctor", "--data", "stripes.npz", "--width", "0.125", cwd=place)
     assert "positives of an anchor" in done.stdout
 
 
@@ -99,7 +99,7 @@ def test_bench(tmp_path: Path) -> None:
     step = next(row for row in rows if row["what"] == "step")
     assert 0 < step["share_of_matrix_rate"] < 1
     assert "epoch resnet18 supcon" in done.stderr
-    assert run("bench", "--methods", "supconn", cwd=tmp_path).returncode == 64
+    assert call("bench", "--methods", "supconn", cwd=tmp_path).returncode == 64
 
 
 @pytest.mark.parametrize("verb", ["fit", "pretrain", "probe", "train", "evaluate", "knn", "doctor", "recipes", "bench"])
@@ -109,7 +109,7 @@ def test_help_fits_a_screen_and_shows_an_example(verb: str, tmp_path: Path) -> N
     assert f"example: selfcon {verb}" in done.stdout
     assert len(done.stdout.splitlines()) <= 40
     if verb in ("fit", "doctor"):
-        everything = run(verb, "--help-all", cwd=tmp_path).stdout
+        everything = call(verb, "--help-all", cwd=tmp_path).stdout
         assert "--optim.momentum" in everything
         assert "--batch-size" in everything
 
@@ -143,7 +143,7 @@ def test_selfcon_help_is_quick(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
-    done = run(*arguments, cwd=tmp_path)
+    done = call(*arguments, cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert words in done.stderr
     assert done.stderr.count("\n") == 1

@@ -8,24 +8,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.multiprocessing.spawn import spawn
 
 import selfcon
+from selfcon.training.distributed import join
 from tests.data.test_scenes import write_voc
 from tests.workflows.conftest import write_stripes
 
-SCENES: dict[str, Any] = {"data": "voc", "epochs": 2, "batch_size": 2, "device": "cpu"}
+SCENES: dict[str, Any] = {"data": "voc", "epochs": 2, "batch_size": 4, "device": "cpu"}
 CORRUPTION: dict[str, Any] = {"corruptions": ["contrast"], "severities": [1], "samples": 9, "device": "cpu"}
 
 
 def work(rank: int, folder: str) -> None:
     os.chdir(folder)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29713"}
-    found = {
-        "segment": selfcon.transfer.segment("run", image_size=32, out="two-segment", **SCENES),
-        "detect": selfcon.transfer.detect("run", image_size=64, out="two-detect", **SCENES),
-        "corruption": selfcon.transfer.corruption("run", out="two-corruption", **CORRUPTION),
-    }
+    with join(torch.device("cpu")):
+        found = {
+            "segment": selfcon.transfer.segment("run", image_size=32, out="two-segment", **SCENES),
+            "detect": selfcon.transfer.detect("run", image_size=64, out="two-detect", **SCENES),
+            "corruption": selfcon.transfer.corruption("run", out="two-corruption", **CORRUPTION),
+        }
     Path(f"found-{rank}.json").write_text(json.dumps(found))
 
 

@@ -25,7 +25,7 @@ from PIL import Image
 import selfcon.data
 from selfcon.data import resident, scan
 from selfcon.data.policies import POLICIES
-from tests.cli.test_data import run
+from tests.cli.calling import run
 from tests.workflows.conftest import write_stripes
 
 SMALL = ["--data", "stripes.npz", "--width", "0.125", "--epochs", "2", "--batch-size", "32", "--device", "cpu"]

@@ -20,7 +20,7 @@ import selfcon
 from selfcon.errors import StorageError
 from selfcon.training import checkpoint as checkpoints
 from selfcon.training.checkpoint import Checkpoint, load_newest, save
-from tests.cli.test_data import run
+from tests.cli.calling import run
 from tests.workflows.conftest import write_stripes
 
 SMALL = ["--width", "0.125", "--epochs", "2", "--batch-size", "32", "--probe.epochs", "2", "--device", "cpu"]

@@ -10,27 +10,27 @@ import pytest
 from selfcon.losses.methods import get_method, list_methods
 from selfcon.report.drawings import ITSELF, NEGATIVE, NOTHING, POSITIVE, list_sets
 from selfcon.workflows.reproduce import list_jobs, select
-from tests.cli.test_data import run
+from tests.cli.calling import call
 
 RUN = ["T10", "--scale", "smoke", "--only", "model=resnet18", "--only", "method=selfcon,selfcon-star,selfcon-m"]
 
 
 def test_from_plan_to_comparison(tmp_path: Path) -> None:
-    listed = json.loads(run("reproduce", "list", "--json", cwd=tmp_path).stdout)
+    listed = json.loads(call("reproduce", "list", "--json", cwd=tmp_path).stdout)
     assert len(listed) == 26
     assert {each["kind"] for each in listed} == {"table", "figure", "text"}
 
-    planned = json.loads(run("reproduce", "plan", *RUN, "--device", "cpu", "--json", cwd=tmp_path).stdout)
+    planned = json.loads(call("reproduce", "plan", *RUN, "--device", "cpu", "--json", cwd=tmp_path).stdout)
     assert len(planned["runs"]) == 3
     assert all(each["seconds"] > 0 and each["bytes"] > 1e6 for each in planned["runs"])
 
-    done = run("reproduce", "run", *RUN, "--seeds", "0,1", "--device", "cpu", cwd=tmp_path)
+    done = call("reproduce", "run", *RUN, "--seeds", "0,1", "--device", "cpu", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "6 of 6 runs are done" in done.stdout
-    again = run("reproduce", "run", *RUN, "--seeds", "0,1", "--device", "cpu", cwd=tmp_path)
+    again = call("reproduce", "run", *RUN, "--seeds", "0,1", "--device", "cpu", cwd=tmp_path)
     assert again.stderr.count("was there") == 6
 
-    compared = json.loads(run("reproduce", "compare", *RUN, "--json", cwd=tmp_path).stdout)
+    compared = json.loads(call("reproduce", "compare", *RUN, "--json", cwd=tmp_path).stdout)
     assert [cell["n"] for cell in compared["cells"]] == [2, 2, 2]
     for cell in compared["cells"]:
         results = [
@@ -42,13 +42,13 @@ def test_from_plan_to_comparison(tmp_path: Path) -> None:
         assert "n=2" in cell["verdict"]
     (order,) = compared["orders"]
     assert order["paper"] == ["selfcon-star", "selfcon", "selfcon-m"]
-    text = run("reproduce", "compare", *RUN, cwd=tmp_path).stdout
+    text = call("reproduce", "compare", *RUN, cwd=tmp_path).stdout
     assert "3 of 3 numbers are measured at scale smoke" in text
-    assert "75.4±0.1 | " in run("reproduce", "show", "T10", "--scale", "smoke", cwd=tmp_path).stdout
+    assert "75.4±0.1 | " in call("reproduce", "show", "T10", "--scale", "smoke", cwd=tmp_path).stdout
 
 
 def test_figures_are_drawn(tmp_path: Path) -> None:
-    done = run("reproduce", "show", "F1", "F2", "F4", cwd=tmp_path)
+    done = call("reproduce", "show", "F1", "F2", "F4", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "selfcon analyze gradients draws it" in done.stdout
     for name in ("F1", "F2"):
@@ -88,6 +88,6 @@ def test_differences_need_both_runs() -> None:
     ],
 )
 def test_mistakes(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
-    done = run("reproduce", *arguments, cwd=tmp_path)
+    done = call("reproduce", *arguments, cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert words in done.stderr

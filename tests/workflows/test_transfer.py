@@ -139,15 +139,15 @@ def test_imagenet_c_from_disk(place: Path, tmp_path: Path, monkeypatch: pytest.M
             path = tmp_path / "fog" / str(severity) / name / "x.png"
             path.parent.mkdir(parents=True)
             Image.new("RGB", (40, 36), (100, 90, 80)).save(path)
-    monkeypatch.setattr(transfer, "CORRUPTIONS", ("fog",))
-    monkeypatch.setattr(transfer, "SEVERITIES", (1, 2))
+    monkeypatch.setattr("selfcon.workflows.transfer.CORRUPTIONS", ("fog",))
+    monkeypatch.setattr("selfcon.workflows.transfer.SEVERITIES", (1, 2))
     options: Any = {"corruptions": ("fog",), "severities": (1, 2), "imagenet_c": tmp_path, "device": "cpu"}
     result = transfer.corruption(run, **options)
     assert set(result["summary"]["ensemble"]) == {"mce", "relative_mce"}
     assert result["errors"]["ensemble"]["fog"] == [50.0, 50.0]  # equal images of two classes
     with pytest.raises(SelfconError, match="over all corruptions"):
         transfer.corruption(run, **{**options, "severities": (2,)})
-    monkeypatch.setattr(transfer, "SEVERITIES", (1, 2, 3))
+    monkeypatch.setattr("selfcon.workflows.transfer.SEVERITIES", (1, 2, 3))
     with pytest.raises(SelfconError, match="CORRUPTION/SEVERITY/CLASS"):
         transfer.corruption(run, **{**options, "severities": (1, 2, 3)})
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from selfcon.errors import UsageError
+from selfcon.evaluation.cost import count_multiply_adds, zero_image
 from selfcon.losses.methods import Method, get_method
 from selfcon.networks.exits import Exit
 from selfcon.networks.multi_exit import MultiExitNetwork
@@ -69,7 +69,7 @@ def measure(
         projection_dim=128 if chosen.one_stage is None or chosen.one_stage.contrast > 0 else None,
         num_classes=_CLASSES if chosen.stages == 1 else None,
     )
-    macs = count_multiply_adds(net, image_size) * chosen.views
+    macs = count_multiply_adds(net, zero_image(net, image_size)) * chosen.views
     parameters = sum(each.numel() for each in net.parameters())
     net = net.to(device, memory_format=memory_format(device))  # type: ignore[call-overload]
     try:
@@ -77,18 +77,6 @@ def measure(
     except torch.OutOfMemoryError:
         seconds, memory = None, None
     return Cost(model, method, leaves, image_size, batch_size, parameters, macs, seconds, memory)
-
-
-def count_multiply_adds(net: MultiExitNetwork, image_size: int) -> int:
-    """Of one image through the encoder, all exits and heads."""
-    was_training = net.training
-    device = next(net.parameters()).device
-    try:
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            net.eval()(torch.zeros(1, 3, image_size, image_size, device=device, dtype=net.dtype))
-    finally:
-        net.train(was_training)
-    return int(counter.get_total_flops()) // 2
 
 
 def _time_step(

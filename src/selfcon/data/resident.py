@@ -203,7 +203,7 @@ def _decode(images: Images, size: int | None) -> Pixels:
     if size is None:
         raise UsageError("These images are not all squares of one size: say which size to bring them to.")
     array = np.empty((len(images), size, size, 3), np.uint8)
-    fitted = in_threads(lambda index: _fit(images[index], size), range(len(images)), describe=images.describe)
+    fitted = in_threads(lambda index: fit(images[index], size), range(len(images)), describe=images.describe)
     for index, pixels in enumerate(track(fitted, "Decoding", len(images))):
         array[index] = pixels
     return array
@@ -243,7 +243,8 @@ def _measure(counts_CV: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(means).float(), torch.where(std > 0, std, 1.0).float()
 
 
-def _fit(pixels: Pixels, size: int) -> Pixels:
+def fit(pixels: Pixels, size: int) -> Pixels:
+    """What is seen of an image: its middle, as large a square as there is."""
     image = torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
     if image.shape[1:] == (size, size):
         return np.array(pixels)

@@ -57,7 +57,7 @@ class MultiExitNetwork(nn.Module):
         self.width = width
         self.in_channels = input_channels(encoder)
         self.encoder = encoder
-        self._splitter = splitter
+        self.splitter = splitter
         self.subnetworks = nn.ModuleDict({leave.name: subnetworks[leave] for leave in self.exits})
         self.projections = nn.ModuleDict()
         if projection_dim is not None:
@@ -83,7 +83,7 @@ class MultiExitNetwork(nn.Module):
             )
         wanted = [leave for leave in self.exits if upto in (None, leave.name)]
         whole = upto in (None, BACKBONE)
-        maps, feature = self._splitter.walk(self.encoder, images, [leave.after for leave in wanted], whole=whole)
+        maps, feature = self.splitter.walk(self.encoder, images, [leave.after for leave in wanted], whole=whole)
         return self._leave(wanted, maps, feature)
 
     def look_inside(self, images: Tensor, after: int) -> tuple[Tensor, Output]:
@@ -93,37 +93,45 @@ class MultiExitNetwork(nn.Module):
         if after not in known and not 1 <= after <= stages:
             there = f"stages 1 to {stages}" if stages else f"the stages {known}" if known else "none of its stages"
             raise UsageError(f"This network can be looked at after {there}, not after {after}.")
-        maps, feature = self._splitter.walk(self.encoder, images, sorted({*known, after}), whole=True)
+        maps, feature = self.splitter.walk(self.encoder, images, sorted({*known, after}), whole=True)
         return maps[after], self._leave(self.exits, maps, feature)
 
     @property
     def stages(self) -> int:
         """How many stages the encoder has, where it runs stage by stage; else 0."""
-        return len(self._splitter.stages(self.encoder)) if isinstance(self._splitter, Staged) else 0
+        return len(self.splitter.stages(self.encoder)) if isinstance(self.splitter, Staged) else 0
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
         """The maps [B, C, H, W] after every stage, for tasks that need more than one of them."""
         if not self.stages:
             raise UsageError("This encoder does not run stage by stage, so its maps cannot be had.")
-        maps, _ = self._splitter.walk(self.encoder, images, list(range(1, self.stages + 1)), whole=False)
+        maps, _ = self.splitter.walk(self.encoder, images, list(range(1, self.stages + 1)), whole=False)
         return [maps[number] for number in sorted(maps)]
+
+    def keep_maps_only(self) -> None:
+        """Train nothing but what these maps are made of: no sub-network, no head, nothing behind the last stage."""
+        self.requires_grad_(False)
+        self.encoder.requires_grad_(True)
+        if isinstance(self.splitter, Staged):
+            for module in self.splitter.end(self.encoder):
+                module.requires_grad_(False)
 
     def stage_widths(self) -> list[int]:
         """The channels of these maps."""
-        return self._splitter.widths(self.encoder)
+        return self.splitter.widths(self.encoder)
 
     def stage_of_modules(self) -> dict[str, int]:
         """The stage of every module of the encoder: the stem is 0, what stands behind the last stage is left out.
 
         Of encoders that do not run stage by stage, nothing is known.
         """
-        if not isinstance(self._splitter, Staged):
+        if not isinstance(self.splitter, Staged):
             return {}
         names = {id(module): name for name, module in self.encoder.named_modules()}
         found: dict[str, int] = {}
-        for number, stage in enumerate(self._splitter.stages(self.encoder), start=1):
+        for number, stage in enumerate(self.splitter.stages(self.encoder), start=1):
             found |= {names[id(inner)]: number for module in stage for inner in module.modules()}
-        behind = {names[id(inner)] for module in self._splitter.end(self.encoder) for inner in module.modules()}
+        behind = {names[id(inner)] for module in self.splitter.end(self.encoder) for inner in module.modules()}
         return {name: found.get(name, 0) for name in names.values() if name and name not in behind}
 
     def _leave(self, wanted: Sequence[Exit], maps: Mapping[int, Tensor], feature: Tensor | None) -> Output:

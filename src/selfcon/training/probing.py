@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from selfcon.config import Optim, Settings
 from selfcon.data.policies import Policy
+from selfcon.data.resident import Resident
 from selfcon.data.split import Batch, Split
 from selfcon.evaluation.accuracy import with_ensemble
 from selfcon.losses.gather import weigh_share
@@ -18,6 +20,9 @@ from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.training.distributed import World
 from selfcon.training.loop import memory_format
 from selfcon.training.trainer import Stage
+
+_RATE = 8.0  # for features of length 1
+_MEASURED = 512  # images
 
 
 class Probing(Stage):
@@ -43,11 +48,37 @@ class Probing(Stage):
         self.module = nn.ModuleDict({name: _linear(net.width, classes, generator) for name in net.names})
         self.module.to(train.device, net.dtype)
         self.epochs, self.batch_size, self.samples = settings.probe_epochs, probe.batch_size, len(train)
-        self.lr, self.schedule, self.seed = probe.lr, probe.schedule, settings.seed
+        self.lr, self.schedule, self.seed = probe.lr or _RATE, probe.schedule, settings.seed
         self.optim = Optim(name="sgd", momentum=probe.momentum, weight_decay=probe.weight_decay)
         self._train, self._policy, self._size = train, policy, size
         self._watched = test if settings.watch.test_in_probe else None
         self._precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(settings.precision)
+        self._lengths = dict.fromkeys(net.names, 1.0) if probe.lr is not None else self._measure_lengths()
+
+    def _measure_lengths(self) -> dict[str, float]:
+        """How long each exit's features are, as the root of their mean square over some training images."""
+        train = self._train
+        if isinstance(train, Resident) and train.spread:
+            batch = next(train.plain_batches(batch_size=_MEASURED, size=self._size, part=self.world))
+        else:
+            rows = torch.linspace(0, len(train) - 1, min(_MEASURED, len(train))).round().long().to(train.device)
+            batch = train.batch(rows, Policy(), seed=0, epoch=0, size=self._size)
+        with torch.no_grad():
+            features = self.net(self._arranged(batch.images)).features
+        means = {name: self.world.mean(each.float().square().sum(1).mean()) for name, each in features.items()}
+        return {name: max(float(mean) ** 0.5, 1e-6) for name, mean in means.items()}
+
+    def unwrap(self, module: nn.Module) -> nn.Module:
+        """The classifiers, for features as they are."""
+        found = copy.deepcopy(module)
+        with torch.no_grad():
+            for name, length in self._lengths.items():
+                found.get_submodule(name).weight.div_(length)  # type: ignore[operator]
+        return found
+
+    def _classify(self, name: str, features: Tensor) -> Tensor:
+        logits: Tensor = self.module.get_submodule(name)(raised(features) / self._lengths[name])
+        return logits
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         # Epochs of the probe continue those of the pretraining's draws nowhere: another seed keeps them apart.
@@ -64,7 +95,7 @@ class Probing(Stage):
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         with torch.no_grad(), torch.autocast(self._device, dtype=self._precision, enabled=self._precision is not None):
             features = self.net(self._arranged(images)).features
-        losses = [cross_entropy(self.module[name](raised(features[name])), labels) for name in features]  # type: ignore[index]
+        losses = [cross_entropy(self._classify(name, features[name]), labels) for name in features]
         return torch.stack(losses).sum() * weigh_share(len(labels), None, labels.device)
 
     def measure(self, epoch: int, module: nn.Module) -> dict[str, float]:
@@ -74,7 +105,7 @@ class Probing(Stage):
         with torch.no_grad():
             for batch in self._watched.plain_batches(batch_size=self.batch_size, size=self._size):
                 features = self.net(self._arranged(batch.images)).features
-                logits = with_ensemble({name: self.module[name](raised(features[name])) for name in features})  # type: ignore[index]
+                logits = with_ensemble({name: self._classify(name, features[name]) for name in features})
                 for name, each in logits.items():
                     right[name] = right.get(name, 0) + int((each.argmax(1) == batch.labels).sum())
         return {f"test_{name}": 100 * count / len(self._watched) for name, count in right.items()}

@@ -45,6 +45,7 @@ class Pyramid(nn.Module):
         if net.stages < 3:
             raise UsageError("A feature pyramid needs an encoder of three stages or more.")
         self.net = net
+        net.keep_maps_only()
         self.joined = FeaturePyramidNetwork(
             net.stage_widths()[-3:], _CHANNELS, extra_blocks=LastLevelP6P7(_CHANNELS, _CHANNELS)
         )

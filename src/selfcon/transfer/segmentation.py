@@ -39,6 +39,7 @@ class Segmenter(nn.Module):
         if net.stages < 4:
             raise UsageError("DeepLabV3+ needs an encoder of four stages or more.")
         self.net = net
+        net.keep_maps_only()
         widths = net.stage_widths()
         self.decoder = decoder(
             encoder_channels=[3, widths[0], widths[-3], widths[-2], widths[-1]],
@@ -90,6 +91,8 @@ class Segmenting(SceneStage):
         world: World = ALONE,
     ) -> None:
         super().__init__(module, scenes, plan, device, world)
+        if plan.batch_size < 2 * world.size:
+            raise UsageError(f"DeepLabV3+ normalises over a batch: at least {2 * world.size} scenes must be in one.")
         self._look = look
 
     def make(self, scene: Scene, uniform: Sequence[float]) -> tuple[Tensor, Tensor]:

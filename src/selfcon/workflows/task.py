@@ -38,12 +38,12 @@ _LARGEST_KEPT = 96  # pixels: above, crops are taken from the images as they are
 
 
 def collect_settings(recipe: str | None, given: Mapping[str, Any], wrong: Sequence[str] = ()) -> Settings:
-    """Settings from a recipe and what was given over it; where neither names data, the digits' recipe is the ground.
+    """Settings from a recipe and what was given over it; for the digits, their recipe is the ground.
 
     A recipe's learning rate is for its own batch: another batch size scales it, unless a rate is given too. `wrong` is
     what the caller has to complain about, told together with what is found here.
     """
-    if recipe is None and "data" not in given:
+    if recipe is None and given.get("data", DEFAULT_RECIPE) == DEFAULT_RECIPE:
         recipe = DEFAULT_RECIPE
     ground = dict(load_recipe(recipe).settings) if recipe is not None else {}
     wrong = [*wrong, *(f"In {recipe}: {sentence}" for sentence in _try(lambda: make_settings(ground))[1])]

@@ -66,7 +66,7 @@ class TrainedRun:
         if images is None:
             raise UsageError(f"{self.source.name} has no split {name!r}; it has {', '.join(self.source.splits())}.")
         data = self.as_seen(images)
-        if self.facts["data_sha256"].get(name) != data.fingerprint():
+        if self.facts.get("data_sha256", {}).get(name) != data.fingerprint():
             raise UsageError(
                 f"{self.facts['data']} is not what {self.path} was trained on ({name} differs): "
                 f"name other data with --data."

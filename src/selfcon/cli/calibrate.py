@@ -1,0 +1,59 @@
+"""How far to believe a trained run, when to leave it early, and when it had better say nothing.
+
+example: selfcon calibrate runs/birds
+         selfcon calibrate runs/birds --within 0.5 --criterion margin --most-wrong 2 --outside cats/
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from selfcon.cli.parsing import Parser, print_json
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("run", type=Path, help="the folder of a trained run with classifiers")
+    parser.add_argument("--data", metavar="STR", help="held-out images (default: validation images, or half the test)")
+    parser.add_argument(
+        "--criterion", default="confidence", metavar="STR", help="confidence, margin, entropy or agreement"
+    )
+    parser.add_argument("--within", type=float, metavar="PERCENT", help="accuracy that early answers may cost (1)")
+    parser.add_argument("--mean-cost", type=float, metavar="PART", help="instead: of the whole network's multiply-adds")
+    parser.add_argument("--most-wrong", type=float, metavar="PERCENT", help="of answers; others are kept back")
+    parser.add_argument("--outside", metavar="STR", help="images of something else, to see them told apart")
+    parser.add_argument("--strangers", default="neighbours", metavar="STR", help="neighbours or mahalanobis")
+    parser.add_argument("--batch-size", type=int, default=64, help="of the times measured (default: 64)")
+    parser.add_argument("--seed", type=int, default=0, help="of what is held out (default: 0)")
+    parser.add_argument("--device", default="auto", metavar="STR", help="cpu, cuda, ... (default: auto)")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
+
+
+def run(options: argparse.Namespace) -> int:
+    from selfcon.workflows import calibrating
+
+    asked = {name: value for name, value in vars(options).items() if name not in ("run", "json")}
+    result = calibrating.calibrate(options.run, **asked)
+    if options.json:
+        print_json(result)
+        return 0
+    held = result["held_out"]
+    print(f"chosen on {held['chosen_on']} ({held['images']:,}), told of {held['told_of']} ({held['told_images']:,}):")
+    for name, answer in result["answers"].items():
+        print(
+            f"  {name:12s}{answer['top1']:5.1f} % right, calibration error {answer['ece_before']:.1f} -> "
+            f"{answer['ece']:.1f} % at temperature {answer['temperature']:.2f}"
+        )
+    if early := result.get("early_exit"):
+        chosen, whole = early["chosen"], early["alone"]["ensemble"]
+        print(
+            f"  leaving early: {chosen['accuracy']:.1f} % right for {100 * chosen['cost']:.0f} % of the multiply-adds, "
+            f"{chosen['milliseconds']:.2f} instead of {whole['milliseconds']:.2f} ms an image"
+        )
+    if silence := result.get("silence"):
+        print(f"  answers given: {silence['answered']:.1f} %, {silence['wrong']:.1f} % of them wrong")
+    for name, each in result["strangers"]["exits"].items():
+        if "auroc" in each:
+            print(f"  strange images by {name}: AUROC {each['auroc']:.1f} %")
+    print("pictures: " + ", ".join(result["files"]))
+    return 0

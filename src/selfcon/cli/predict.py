@@ -1,0 +1,126 @@
+"""What is on images: the likeliest classes of a trained run, with their probabilities and the exit that answered.
+
+example: selfcon predict runs/birds holiday/ --top 3
+         selfcon predict runs/birds "holiday/**/*.jpg" --exit early --format csv --output holiday.csv
+         find holiday -name "*.jpg" | selfcon predict runs/birds - --budget 0.6
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from selfcon.cli.parsing import Parser, print_json
+from selfcon.errors import DataError, StorageError, printable
+
+if TYPE_CHECKING:
+    from selfcon.deploy.predictor import Prediction
+    from selfcon.errors import BadImageError
+
+    Answered = Iterable[tuple[Path, Prediction | BadImageError]]
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("run", type=Path, help="the folder of a trained run")
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="images, folders, patterns, or - for a list on stdin")
+    parser.add_argument("--top", type=int, default=1, metavar="K", help="likeliest classes to tell (default: 1)")
+    parser.add_argument(
+        "--exit", default="ensemble", metavar="NAME", help="ensemble, early, backbone or an exit (default: ensemble)"
+    )
+    parser.add_argument("--budget", type=float, help="mean part of the whole cost to spend, such as 0.6")
+    parser.add_argument("--batch-size", type=int, default=64, help="(default: 64)")
+    parser.add_argument("--format", choices=tuple(_WRITERS), default="table", help="(default: table)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="(default: standard output)")
+    parser.add_argument("--device", default="auto", metavar="STR", help="cpu, cuda, ... (default: auto)")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
+
+
+def run(options: argparse.Namespace) -> int:
+    from selfcon.workflows import inference
+
+    answered = inference.predict(
+        options.run,
+        options.paths,
+        exit=options.exit,
+        budget=options.budget,
+        top=options.top,
+        batch_size=options.batch_size,
+        device=options.device,
+    )
+    failed: list[str] = []
+    if options.json:
+        rows = [_as_row(path, answer) for path, answer in _without(answered, failed)]
+        print_json({"predictions": rows, "failed": failed})
+    else:
+        with _open(options.output) as file:
+            _WRITERS[options.format](_without(answered, failed), file, options.top)
+    if failed:
+        for sentence in failed:
+            sys.stderr.write(f"selfcon: {printable(sentence)}\n")
+        raise DataError(f"{len(failed)} of the images could not be read.")
+    return 0
+
+
+def _without(answered: Answered, failed: list[str]) -> Iterator[tuple[Path, Prediction]]:
+    """The answers; what could not be read is noted."""
+    from selfcon.errors import BadImageError
+
+    for path, answer in answered:
+        if isinstance(answer, BadImageError):
+            failed.append(str(answer))
+        else:
+            yield path, answer
+
+
+@contextmanager
+def _open(output: Path | None) -> Iterator[TextIO]:
+    if output is None:
+        yield sys.stdout
+        return
+    try:
+        with output.open("w", newline="") as file:
+            yield file
+    except OSError as error:
+        raise StorageError(f"{output} cannot be written ({error.strerror}).") from error
+
+
+def _as_row(path: Path, answer: Prediction) -> dict[str, Any]:
+    return {"file": str(path), **answer.to_dict()}
+
+
+def _write_table(answers: Iterator[tuple[Path, Prediction]], file: TextIO, top: int) -> None:
+    for path, answer in answers:
+        told = ", ".join(
+            f"{printable(name)} {100 * part:.1f} %"
+            for name, part in zip(answer.classes, answer.probabilities, strict=True)
+        )
+        unknown = "unknown; perhaps " if answer.unknown else ""
+        file.write(f"{printable(str(path))}: {unknown}{told} ({answer.exit})\n")
+
+
+def _write_csv(answers: Iterator[tuple[Path, Prediction]], file: TextIO, top: int) -> None:
+    writer = csv.writer(file, lineterminator="\n")
+    columns = [f"{what}{number}" for number in range(1, top + 1) for what in ("class", "probability")]
+    writer.writerow(["file", "label", "exit", *columns])
+    for path, answer in answers:
+        pairs = zip(answer.classes, answer.probabilities, strict=True)
+        writer.writerow([_as_text(path), answer.label, answer.exit, *(each for pair in pairs for each in pair)])
+
+
+def _as_text(path: Path) -> str:
+    """A name that no spreadsheet takes for a formula."""
+    text = str(path)
+    return f"./{text}" if text.startswith(("=", "+", "-", "@")) else text
+
+
+def _write_lines(answers: Iterator[tuple[Path, Prediction]], file: TextIO, top: int) -> None:
+    file.writelines(json.dumps(_as_row(path, answer), ensure_ascii=False) + "\n" for path, answer in answers)
+
+
+_WRITERS = {"table": _write_table, "csv": _write_csv, "jsonl": _write_lines}

@@ -1,0 +1,72 @@
+"""From whatever people call an image to what the network was shown in training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from selfcon.data import resident, streamed
+from selfcon.data.augment import normalise
+from selfcon.data.images import Pixels, decode, read_image
+from selfcon.errors import UsageError
+
+Picture = str | Path | bytes | Pixels | Tensor | Image.Image
+"""A file, its contents, uint8 pixels [H, W, 3] or [H, W] (tensors also [3, H, W]), or Pillow's image."""
+
+
+def read_picture(picture: Picture) -> Pixels:
+    """The pixels [H, W, 3]; BadImageError for files that are none."""
+    if isinstance(picture, str | Path):
+        return read_image(Path(picture))
+    if isinstance(picture, bytes):
+        return decode(Path("the image"), picture).pixels
+    if isinstance(picture, Image.Image):
+        data = BytesIO()
+        picture.save(data, "PNG")  # the same way for all: palettes, transparency and 16 bits are dealt with there
+        return decode(Path("the image"), data.getvalue()).pixels
+    return _as_pixels(picture)
+
+
+def _as_pixels(picture: Any) -> Pixels:
+    array = picture.numpy(force=True) if isinstance(picture, Tensor) else np.asarray(picture)
+    if isinstance(picture, Tensor) and array.ndim == 3 and array.shape[0] == 3 and array.shape[2] != 3:
+        array = array.transpose(1, 2, 0)
+    if array.ndim == 2:
+        array = np.repeat(array[:, :, None], 3, axis=2)
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or not array.size:
+        raise UsageError(
+            f"An image is a file or uint8 pixels of the shape [H, W, 3], not {array.dtype} {list(array.shape)}."
+        )
+    return array
+
+
+@dataclass(frozen=True)
+class Eye:
+    """How a model sees: its image side, its statistics, and whether it was trained on images read from disk."""
+
+    size: int
+    mean: Tensor
+    std: Tensor
+    streamed: bool
+
+    @classmethod
+    def of(cls, facts: dict[str, Any], device: torch.device) -> Eye:
+        mean, std = (torch.tensor(facts[key], device=device) for key in ("mean", "std"))
+        return cls(int(facts["image_size"]), mean, std, bool(facts.get("streamed")))
+
+    def crop(self, pixels: Pixels) -> Pixels:
+        """What is seen of an image, [S, S, 3]: as in the evaluation of the run."""
+        return (streamed.fit if self.streamed else resident.fit)(pixels, self.size)
+
+    def stack(self, crops: Sequence[Pixels]) -> Tensor:
+        """Cut-out images as one normalised batch [B, 3, S, S]."""
+        pixels = torch.from_numpy(np.stack(crops)).to(self.mean.device)
+        return normalise(pixels.permute(0, 3, 1, 2).float() / 255, self.mean, self.std)

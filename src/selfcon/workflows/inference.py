@@ -1,0 +1,126 @@
+"""A trained run asked about files: `selfcon predict`, `selfcon embed`, and `selfcon.load`."""
+
+from __future__ import annotations
+
+import glob
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from selfcon.data.images import SUFFIXES
+from selfcon.deploy import predictor as predictors
+from selfcon.deploy.predictor import Prediction, Predictor
+from selfcon.errors import BadImageError, DataError, InputMissingError, StorageError, UsageError
+from selfcon.evaluation.accuracy import ENSEMBLE
+from selfcon.progress import track
+from selfcon.workflows.task import choose_device
+
+
+def load(run_folder: str | Path, device: str = "auto") -> Predictor:
+    """The model of a run folder, ready: `.predict(images, exit="ensemble")`, `.embed(images)`."""
+    return predictors.load(run_folder, choose_device(device))
+
+
+def find_images(paths: Iterable[str | Path]) -> list[Path]:
+    """Files as they are, images of folders and all below, what patterns match, and with `-` lines of standard input."""
+    found: list[Path] = []
+    for path in _read_lines(paths):
+        if path.is_dir():
+            inside = sorted(each for each in path.rglob("*") if each.suffix.lower() in SUFFIXES and each.is_file())
+            if not inside:
+                raise InputMissingError(f"{path} holds no image.")
+            found += inside
+        elif glob.has_magic(str(path)) and not path.exists():
+            matched = sorted(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207 - patterns may begin at the root
+            if not matched:
+                raise InputMissingError(f"Nothing is called {path}.")
+            found += [each for each in matched if each.is_file()]
+        else:
+            found.append(path)
+    if not found:
+        raise UsageError("Name at least one image, a folder of images, or - to read their names.")
+    return found
+
+
+def _read_lines(paths: Iterable[str | Path]) -> Iterator[Path]:
+    for path in paths:
+        if str(path) != "-":
+            yield Path(path)
+            continue
+        yield from (Path(line.rstrip("\r\n")) for line in sys.stdin if line.strip())
+
+
+def predict(
+    run_folder: str | Path,
+    paths: Sequence[str | Path],
+    *,
+    exit: str = ENSEMBLE,  # noqa: A002 - the word for it
+    budget: float | None = None,
+    top: int = 1,
+    batch_size: int = 64,
+    device: str = "auto",
+) -> Iterator[tuple[Path, Prediction | BadImageError]]:
+    """The answer for every image that the paths lead to, or what is wrong with it."""
+    model = load(run_folder, device)
+    files = find_images(paths)
+    answers = model.stream(files, exit=exit, budget=budget, top=top, batch_size=batch_size)
+    return zip(files, track(answers, "Predicting", len(files)), strict=True)
+
+
+def embed(
+    run_folder: str | Path,
+    paths: Sequence[str | Path],
+    *,
+    out: str | Path,
+    batch_size: int = 64,
+    device: str = "auto",
+) -> list[BadImageError]:
+    """Features of every image by exit into an .npz or a .parquet file; returns what could not be read."""
+    out = Path(out)
+    if out.suffix not in _WRITERS:
+        raise UsageError(f"Features are written to {' or '.join(_WRITERS)}, not to {out.name}.")
+    model = load(run_folder, device)
+    files = find_images(paths)
+    failed: list[BadImageError] = []
+    kept: list[Path] = []
+    features: dict[str, list[Tensor]] = {name: [] for name in model.net.names}
+    stream = model.stream_features(files, batch_size=batch_size)
+    for path, found in zip(files, track(stream, "Embedding", len(files)), strict=True):
+        if isinstance(found, BadImageError):
+            failed.append(found)
+            continue
+        kept.append(path)
+        for name, feature in found.items():
+            features[name].append(feature)
+    if not kept:
+        raise DataError("None of these images can be read.")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        _WRITERS[out.suffix](out, kept, {name: torch.stack(each).numpy() for name, each in features.items()})
+    except OSError as error:
+        raise StorageError(f"{out} cannot be written ({error.strerror}).") from error
+    return failed
+
+
+def _write_npz(out: Path, files: Sequence[Path], features: Mapping[str, npt.NDArray[np.float32]]) -> None:
+    arrays: dict[str, Any] = {"files": np.array([str(file) for file in files]), **features}
+    np.savez(out, **arrays)
+
+
+def _write_parquet(out: Path, files: Sequence[Path], features: Mapping[str, npt.NDArray[np.float32]]) -> None:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise UsageError("Parquet files need a package: pip install pyarrow.") from None
+    columns = {name: pa.FixedSizeListArray.from_arrays(each.ravel(), each.shape[1]) for name, each in features.items()}
+    pq.write_table(pa.table({"file": [str(file) for file in files], **columns}), out)
+
+
+_WRITERS = {".npz": _write_npz, ".parquet": _write_parquet}
