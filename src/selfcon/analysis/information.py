@@ -5,8 +5,10 @@ on one part of the samples, chosen on a second and measured on a third, so that 
 A variable is a vector [N, D], a map [N, C, H, W] or a label [N]; N samples, K of them in a batch, S mixtures of each.
 
 None of them can show more than they have pairs: InfoNCE stays below log K, the others have a variance that grows with
-exp(I). A network's features are a function of its input, so their information is without bound (the paper's Appendix A
-says why it is measured nevertheless): what is measured there is what a critic of this size finds in this time.
+exp(I). Scores are therefore kept within the log of the mixed pairs, beyond which nothing can be told apart: a single
+pair that a critic is all too sure of would else decide the value. A network's features are a function of its input, so
+their information is without bound (the paper's Appendix A says why it is measured nevertheless): what is measured there
+is what a critic of this size finds in this time.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ _AVERAGE = 0.99
 _CLIP = 1.0
 _DROP = 0.2
 _FINEST = 4  # places of a map along a side
+_TOGETHER = 8  # batches that are measured at once
 
 
 @dataclass(frozen=True)
@@ -102,15 +105,15 @@ def estimate(
         raise UsageError(f"A batch must hold at least 2 samples, not {wanted}.")
     batch_size = min(wanted, int(_CHOOSE * len(a)))
     a, b = _match(a.to(device), b.to(device))
+    pairs = int(_MEASURE * len(a)) * min(_MIXTURES, batch_size - 1)
+    ceiling = math.log(batch_size if estimator == "infonce" else pairs)
     values = []
     for number in range(1000 * seed, 1000 * seed + seeds):
         with torch.random.fork_rng():
             torch.manual_seed(number)
-            critic = Critic(a.shape[1:], b.shape[1:], hidden).to(device)
+            critic = Critic(a.shape[1:], b.shape[1:], hidden, most=math.log(pairs)).to(device)
             work = _Work(ESTIMATORS[estimator], a, b, batch_size, number)
             values.append(work.run(critic, steps=steps, lr=lr, patience=patience))
-    pairs = int(_MEASURE * len(a)) * min(_MIXTURES, batch_size - 1)
-    ceiling = math.log(batch_size if estimator == "infonce" else pairs)
     found = Estimate(
         statistics.fmean(values),
         statistics.stdev(values) if seeds > 1 else 0.0,
@@ -162,8 +165,9 @@ class Critic(nn.Module):
     pair; their products are a shortcut, which finds linear dependence from few samples.
     """
 
-    def __init__(self, a: torch.Size, b: torch.Size, hidden: int) -> None:
+    def __init__(self, a: torch.Size, b: torch.Size, hidden: int, most: float = 10.0) -> None:
         super().__init__()
+        self.most = most  # a score, of either sign
         self.maps = len(a) == 3 or len(b) == 3
         self.first = nn.ModuleList(_layer(shape, hidden) for shape in (a, b))
         self.second: nn.Module
@@ -189,7 +193,7 @@ class Critic(nn.Module):
         scores: Tensor = self.last(features.mean((2, 3)) if self.maps else features).view(partners.shape)
         products = left[:, None] * partner
         shortcut: Tensor = (products.mean((3, 4)) if self.maps else products) @ self.product
-        return scores + shortcut
+        return self.most * ((scores + shortcut) / self.most).tanh()
 
 
 def _layer(shape: torch.Size, hidden: int) -> nn.Module:
@@ -208,9 +212,13 @@ class _Work:
         self.a, self.b = (_standardise(side, self.trained) for side in (a, b))
 
     def run(self, critic: Critic, *, steps: int, lr: float, patience: int) -> float:
-        optimiser = torch.optim.AdamW(critic.parameters(), lr=lr, weight_decay=0.1)
+        on_gpu = self.a.device.type == "cuda"
+        optimiser = torch.optim.AdamW(critic.parameters(), lr=lr, weight_decay=0.1, fused=on_gpu)
         averaged = copy.deepcopy(critic).eval()
-        best, since, kept = -math.inf, 0, copy.deepcopy(averaged.state_dict())
+        means: list[Tensor] = list(averaged.parameters())
+        nows: list[Tensor] = list(critic.parameters())
+        # To know nothing is worth 0 nats, and always one of the critics to choose from.
+        best, since, kept = 0.0, 0, copy.deepcopy(averaged.state_dict())
         look_after = max(10, steps // 40)
         rows = self._rows()
         for step in range(1, steps + 1):
@@ -223,8 +231,7 @@ class _Work:
             optimiser.step()
             with torch.no_grad():
                 keep = min(_AVERAGE, step / (step + 10))
-                for mean, now in zip(averaged.parameters(), critic.parameters(), strict=True):
-                    mean.lerp_(now, 1 - keep)
+                torch._foreach_lerp_(means, nows, 1 - keep)
             if step % look_after == 0 or step == steps:
                 value = self._value(averaged, self.chosen)
                 if value > best:
@@ -241,19 +248,18 @@ class _Work:
             yield from (rows for rows in order.split(self.batch_size) if len(rows) == self.batch_size)
 
     def _scores(self, critic: Critic, rows: Tensor) -> Tensor:
-        count = len(rows)
-        shifts = count if self.bound is infonce else min(_MIXTURES, count - 1) + 1
-        places = torch.arange(count, device=rows.device)
-        partners = (places[:, None] + torch.arange(shifts, device=rows.device)) % count
+        """Scores of rows in batches of K, one after the other: of each with its own partner, then with others."""
+        batch = self.batch_size
+        shifts = batch if self.bound is infonce else min(_MIXTURES, batch - 1) + 1
+        places = torch.arange(len(rows), device=rows.device)[:, None]
+        partners = places // batch * batch + (places + torch.arange(shifts, device=rows.device)) % batch
         return critic(self.a[rows], self.b[rows], partners)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def _value(self, critic: Critic, rows: Tensor) -> float:
-        """The bound on held-out rows: InfoNCE batch by batch, the others over all pairs at once."""
-        parts = [part for part in rows.split(self.batch_size) if len(part) == self.batch_size]
-        scores = [self._scores(critic, part) for part in parts]
-        if self.bound is infonce:
-            return statistics.fmean(float(infonce(each)) for each in scores)
+        """The bound on held-out rows, over all pairs at once; those of InfoNCE lie within a batch."""
+        whole = rows[: len(rows) // self.batch_size * self.batch_size]
+        scores = [self._scores(critic, part) for part in whole.split(self.batch_size * _TOGETHER)]
         return float(self.bound(torch.cat(scores)))
 
 
