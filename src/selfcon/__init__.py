@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from selfcon.networks.registry import list_models as list_models
     from selfcon.workflows import analyze as analyze
     from selfcon.workflows.calibrating import calibrate as calibrate
+    from selfcon.workflows.exporting import export as export
     from selfcon.workflows.inference import embed as embed
     from selfcon.workflows.inference import load as load
     from selfcon.workflows.inference import predict as predict
@@ -58,6 +59,7 @@ _NAMES = {
     "list_models": "selfcon.networks.registry",
     "analyze": "selfcon.workflows.analyze",
     "calibrate": "selfcon.workflows.calibrating",
+    "export": "selfcon.workflows.exporting",
     "embed": "selfcon.workflows.inference",
     "load": "selfcon.workflows.inference",
     "predict": "selfcon.workflows.inference",

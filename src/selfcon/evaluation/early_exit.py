@@ -114,9 +114,14 @@ def trace(
     """From everybody leaving at the first exit to nobody before the end, cheapest first."""
     scores = torch.cat([sureness(probabilities[: number + 1], criterion) for number in range(len(probabilities) - 1)])
     places = torch.linspace(0, 1, steps, dtype=torch.double)
-    thresholds = [0.0, *torch.quantile(scores.double().cpu(), places).unique().tolist(), 2.0]
-    points = [follow(probabilities, labels, costs, Rule(criterion, threshold)) for threshold in thresholds]
-    return sorted({(point.cost, point.accuracy): point for point in points}.values(), key=lambda point: point.cost)
+    thresholds = [0.0, *torch.quantile(scores.double().cpu(), places).unique().tolist()]
+    points: dict[tuple[float, float], Point] = {}
+    for threshold in thresholds:
+        point = follow(probabilities, labels, costs, Rule(criterion, threshold))
+        points.setdefault((point.cost, point.accuracy), point)  # of equal ones the lowest threshold ...
+    last = follow(probabilities, labels, costs, Rule(criterion))
+    points[last.cost, last.accuracy] = last  # ... but at the end nobody leaves early, whoever comes
+    return sorted(points.values(), key=lambda point: point.cost)
 
 
 def choose(points: Sequence[Point], *, within: float | None = None, cost: float | None = None) -> Point:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,10 @@ def parse_exits(text: str) -> list[Exit]:
 def save_model(run: RunFolder, net: MultiExitNetwork, facts: dict[str, Any]) -> None:
     """Write model.safetensors and model.json; `facts["network"]` are the arguments that build the network again."""
     state = net.state_dict()
-    run.write("model.safetensors", save_tensors({name: state[name].cpu().contiguous() for name in sorted(state)}))
-    run.write("model.json", json.dumps({"format": _FORMAT, **facts}, indent=1, sort_keys=True) + "\n")
+    weights = save_tensors({name: state[name].cpu().contiguous() for name in sorted(state)})
+    told = {"format": _FORMAT, **facts, "weights_sha256": hashlib.sha256(weights).hexdigest()}
+    run.write("model.safetensors", weights)
+    run.write("model.json", json.dumps(told, indent=1, sort_keys=True) + "\n")
 
 
 def save_encoder(run: RunFolder, epoch: int, module: nn.Module) -> None:
@@ -67,7 +70,10 @@ def load_model(path: str | Path) -> tuple[MultiExitNetwork, dict[str, Any]]:
     try:
         facts = json.loads((path / "model.json").read_text())
         network = _check_network(path, facts["network"])
-        tensors = load_tensors((path / "model.safetensors").read_bytes())
+        weights = (path / "model.safetensors").read_bytes()
+        if facts.get("weights_sha256", digest := hashlib.sha256(weights).hexdigest()) != digest:
+            raise DataError("model.safetensors is not the file that model.json tells of")
+        tensors = load_tensors(weights)
         _check_fit(network, tensors)
         net = build_model(network)
         net.load_state_dict(tensors)

@@ -1,0 +1,223 @@
+"""A trained model as files for other programs: ONNX whole and in stages, torch.export, timm's weights, a model hub.
+
+Exported models take images [B, 3, S, S] in [0, 1], of any batch, and normalise them inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save as save_tensors
+from torch import Tensor, nn
+
+from selfcon.deploy.trust import Trust
+from selfcon.errors import SelfconError, UsageError
+from selfcon.evaluation.accuracy import ENSEMBLE
+from selfcon.evaluation.early_exit import name_answers
+from selfcon.networks.exits import BACKBONE
+from selfcon.networks.multi_exit import MultiExitNetwork
+from selfcon.networks.segments import Segment, cut_at_exits
+
+TOLERANCE = 1e-4
+_OPSET = 18
+_CHECKED = (1, 3)  # batch sizes
+
+
+class Whole(nn.Module):
+    """Images in [0, 1] to the logits of every exit and the calibrated probabilities of their ensemble."""
+
+    def __init__(self, net: MultiExitNetwork, facts: dict[str, Any], trust: Trust) -> None:
+        super().__init__()
+        self.net, self.look = net, _Look(facts)
+        self.temperature = trust.temperature(ENSEMBLE if len(net.names) > 1 else BACKBONE)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        logits = self.net(self.look(images)).logits
+        each = [logits[name] for name in self.net.names]
+        return *each, (torch.stack(each).mean(0) / self.temperature).softmax(1)
+
+
+class _Look(nn.Module):
+    """Normalisation."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        super().__init__()
+        for name in ("mean", "std"):
+            self.register_buffer(name, torch.tensor(facts[name]).view(3, 1, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return (images - self.mean) / self.std
+
+
+class _Step(nn.Module):
+    """One segment: from what it was left (at first images) to what it leaves (but for the last) and its logits."""
+
+    def __init__(self, segment: Segment, look: _Look | None, *, last: bool) -> None:
+        super().__init__()
+        self.segment, self.last = segment, last
+        self.look: nn.Module = look or nn.Identity()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        x, _, logits = self.segment(self.look(x))
+        return (logits,) if self.last else (x, logits)
+
+
+def export_onnx(net: MultiExitNetwork, facts: dict[str, Any], trust: Trust, folder: Path) -> list[str]:
+    """model.onnx: `logits_NAME` of every exit and `probabilities`."""
+    outputs = [*(f"logits_{name}" for name in net.names), "probabilities"]
+    module, size = Whole(net, facts, trust).eval(), int(facts["image_size"])
+    _write_onnx(module, _images(size, 2), folder / "model.onnx", ["images"], outputs)
+    run = _open_onnx(folder / "model.onnx")
+    for batch in _CHECKED:
+        images = _images(size, batch)
+        with torch.no_grad():
+            _compare("model.onnx", run(images.numpy()), module(images))
+    return ["model.onnx"]
+
+
+def export_stages(net: MultiExitNetwork, facts: dict[str, Any], trust: Trust, folder: Path) -> list[str]:
+    """stage-1.onnx and so on, each from what the one before left to its `logits`; stages.json says how to join them."""
+    segments, size = cut_at_exits(net.eval()), int(facts["image_size"])
+    x = _images(size, 2)
+    files, tests = [], {batch: _images(size, batch) for batch in _CHECKED}
+    for number, segment in enumerate(segments, start=1):
+        last = number == len(segments)
+        step = _Step(segment, _Look(facts) if number == 1 else None, last=last).eval()
+        name = f"stage-{number}.onnx"
+        outputs = ["logits"] if last else ["map", "logits"]
+        _write_onnx(step, x, folder / name, ["images" if number == 1 else "map"], outputs)
+        run = _open_onnx(folder / name)
+        with torch.no_grad():
+            for batch, given in tests.items():
+                expected = step(given)
+                _compare(name, run(given.numpy()), expected)
+                tests[batch] = expected[0]
+            x = step(x)[0]
+        files.append(name)
+    exits = [segment.name for segment in segments]
+    answers = name_answers(exits)
+    rule = trust.rule
+    stages = {
+        "stages": files,
+        "exits": exits,
+        "answers": answers,
+        "temperatures": [trust.temperature(name) for name in answers],
+        "criterion": rule.criterion if rule else "confidence",
+        "threshold": rule.threshold if rule else 2.0,
+        "image_size": size,
+        "classes": list(facts["classes"]),
+    }
+    (folder / "stages.json").write_text(json.dumps(stages, indent=1, ensure_ascii=False) + "\n")
+    return [*files, "stages.json"]
+
+
+def export_torch(net: MultiExitNetwork, facts: dict[str, Any], trust: Trust, folder: Path) -> list[str]:
+    """model.pt2 for `torch.export.load`: the same inputs and outputs as model.onnx."""
+    module, images = Whole(net, facts, trust).eval(), _images(int(facts["image_size"]), 2)
+    with torch.no_grad(), _quietly():
+        program = torch.export.export(module, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        torch.export.save(program, folder / "model.pt2")
+        loaded = torch.export.load(folder / "model.pt2").module()
+        for batch in _CHECKED:
+            images = _images(int(facts["image_size"]), batch)
+            _compare("model.pt2", [each.numpy() for each in loaded(images)], module(images))
+    return ["model.pt2"]
+
+
+def export_timm(net: MultiExitNetwork, facts: dict[str, Any], trust: Trust, folder: Path) -> list[str]:
+    """encoder.safetensors: the encoder's weights by timm's names; encoder.json says for which network."""
+    state = net.to_timm().state_dict()
+    (folder / "encoder.safetensors").write_bytes(
+        save_tensors({name: value.contiguous() for name, value in state.items()})
+    )
+    network = facts["network"]
+    about = {
+        "architecture": network["name"],
+        "num_classes": 0,
+        "num_features": net.width,
+        "stem": network.get("stem") or "by image size",
+        "width": network.get("width", 1.0),
+        "input_size": [3, facts["image_size"], facts["image_size"]],
+        "mean": facts["mean"],
+        "std": facts["std"],
+    }
+    (folder / "encoder.json").write_text(json.dumps(about, indent=1) + "\n")
+    return ["encoder.safetensors", "encoder.json"]
+
+
+FORMATS: dict[str, Callable[[MultiExitNetwork, dict[str, Any], Trust, Path], list[str]]] = {
+    "onnx": export_onnx,
+    "stages": export_stages,
+    "torch": export_torch,
+    "timm": export_timm,
+}
+
+
+def _images(size: int, batch: int) -> Tensor:
+    return torch.rand(batch, 3, size, size, generator=torch.Generator().manual_seed(batch))
+
+
+def _write_onnx(module: nn.Module, x: Tensor, path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    try:
+        import onnxscript  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: F401
+    except ImportError:
+        raise UsageError("ONNX needs packages: pip install 'selfcon[export]'.") from None
+    try:
+        with torch.no_grad(), _quietly():
+            torch.onnx.export(
+                module,
+                (x,),
+                path,
+                input_names=list(inputs),
+                output_names=list(outputs),
+                dynamo=True,
+                opset_version=_OPSET,
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                external_data=False,
+            )
+    except Exception as error:  # whatever the exporter does not know
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UsageError(f"This network cannot be written as ONNX ({first}).") from error
+
+
+def _open_onnx(path: Path) -> Callable[[np.ndarray], list[np.ndarray]]:
+    try:
+        import onnxruntime as ort  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError:
+        raise UsageError("ONNX needs packages: pip install 'selfcon[export]'.") from None
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    return lambda x: session.run(None, {name: x})
+
+
+def _compare(name: str, found: Sequence[np.ndarray], expected: Sequence[Tensor]) -> None:
+    for ours, theirs in zip(expected, found, strict=True):
+        scale = max(1.0, float(ours.abs().max()))
+        apart = float((ours - torch.from_numpy(np.asarray(theirs))).abs().max()) / scale
+        if not apart <= TOLERANCE:
+            raise SelfconError(f"{name} gives other answers than the model: {apart:.1e} apart.")
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Exporters tell a lot that is not for users."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

@@ -1,0 +1,122 @@
+"""Exported models give the answers of the model."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+import yaml
+from PIL import Image
+from safetensors.torch import load_file
+
+import selfcon
+from selfcon.deploy.export import export_onnx, export_stages
+from selfcon.deploy.trust import Trust
+from selfcon.training.artifact import load_model
+from tests.cli.calling import call
+from tests.workflows.conftest import write_stripes
+
+ort = pytest.importorskip("onnxruntime")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "onnx_early_exit.py"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export")
+    data = write_stripes(folder / "stripes.npz", train=96, side=32)
+    small: Any = {"width": 0.125, "epochs": 2, "batch_size": 32, "probe.epochs": 4, "device": "cpu", "stem": "large"}
+    selfcon.fit(data=str(data), out=folder / "run", **small)
+    selfcon.calibrate(folder / "run", device="cpu")
+    done = call("export", folder / "run", "--out", folder / "out", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    for name in json.loads(done.stdout)["files"]:
+        assert (folder / "out" / name).stat().st_size
+    return folder
+
+
+def test_whole_and_in_any_batch(place: Path) -> None:
+    net, facts = load_model(place / "run")
+    session = ort.InferenceSession(place / "out" / "model.onnx")
+    program = torch.export.load(place / "out" / "model.pt2").module()
+    mean, std = (torch.tensor(facts[key]).view(3, 1, 1) for key in ("mean", "std"))
+    for batch in (1, 5, 64):
+        images = torch.rand(batch, 3, 32, 32)
+        with torch.no_grad():
+            logits = net((images - mean) / std).logits
+            others = program(images)
+        found = session.run(None, {"images": images.numpy()})
+        for place_of, name in enumerate(net.names):
+            assert np.allclose(found[place_of], logits[name], atol=1e-4)
+            assert torch.allclose(others[place_of], logits[name], atol=1e-4)
+        assert np.allclose(found[-1].sum(1), 1, atol=1e-5)
+
+
+def test_the_example_answers_as_the_model_does(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pixels = np.load(place / "stripes.npz")["x_test"]
+    paths = [tmp_path / f"{number}.png" for number in range(len(pixels))]
+    for path, each in zip(paths, pixels, strict=True):
+        Image.fromarray(each).save(path)
+    monkeypatch.setattr(sys, "argv", ["x", str(place / "out"), *map(str, paths)])
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    said = capsys.readouterr().out.splitlines()
+    expected = selfcon.load(place / "run", "cpu").predict(paths, exit="early")
+    for line, each in zip(said, expected, strict=True):
+        assert each.classes[0] in line
+        assert line.endswith(f"({each.exit})")
+    assert len({each.exit for each in expected}) > 1 or Trust().rule is None
+
+
+def test_the_encoder_is_timms(place: Path) -> None:
+    net, _ = load_model(place / "run")
+    about = json.loads((place / "out" / "encoder.json").read_text())
+    assert (about["architecture"], about["width"], about["num_features"]) == ("resnet18", 0.125, net.width)
+    state = load_file(place / "out" / "encoder.safetensors")
+    names = set(timm.create_model("resnet18", num_classes=0).state_dict())
+    assert set(state) == names
+    assert torch.equal(state["conv1.weight"], net.encoder.get_parameter("conv1.weight"))
+
+
+def test_the_hub_folder_is_a_model_with_a_card(place: Path) -> None:
+    hub = place / "out" / "hub"
+    model = selfcon.load(hub, "cpu")
+    assert model.trust.rule is not None
+    head, _, text = (hub / "README.md").read_text().removeprefix("---\n").partition("\n---\n")
+    metrics = yaml.safe_load(head)["model-index"][0]["results"][0]["metrics"]
+    assert [each["name"] for each in metrics] == ["top 1, backbone", "top 1, exit2", "top 1, ensemble"]
+    for words in ("## Limits", "Calibration error", "multiply-adds", "&#60;b&#62;wide"):
+        assert words in text
+    assert "<b>" not in text
+
+
+@pytest.mark.parametrize("name", ["resnet50", "wrn16_8", "vgg16_bn", "efficientnet_b0"])
+def test_other_networks(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    after = 3 if name == "vgg16_bn" else 2
+    net = selfcon.create_model(name, exits=[selfcon.Exit(after)], image_size=32, width=0.125, num_classes=3).eval()
+    facts = {"mean": [0.5] * 3, "std": [0.2] * 3, "image_size": 32, "classes": ["a", "b", "c"]}
+    write = export_onnx if name != "wrn16_8" else export_stages
+    assert write(net, facts, Trust(), tmp_path)[0].endswith(".onnx")  # compared there
+
+
+def test_mistakes(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words, code, sentence in (
+        ([place / "run", "--formats", "onx"], 64, "did you mean 'onnx'"),
+        ([place / "run", "--formats", ""], 64, "at least one format"),
+        ([tmp_path], 66, "holds no trained model"),
+        ([place / "run", "--formats", "timm", "--out", "/proc/x"], 74, "cannot be written"),
+    ):
+        done = call("export", *words, cwd=tmp_path)
+        assert (done.returncode, sentence in done.stderr) == (code, True), done.stderr
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    done = call("export", place / "run", "--formats", "onnx", "--out", tmp_path / "x", cwd=tmp_path)
+    assert done.returncode == 64
+    assert "pip install 'selfcon[export]'" in done.stderr

@@ -1,0 +1,248 @@
+"""Answers for images: the same as in evaluation, early where that suffices, and a sentence for what is no image."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import selfcon
+from selfcon.deploy.predictor import Predictor
+from selfcon.errors import BadImageError, DataError, UsageError
+from selfcon.evaluation.accuracy import predict
+from selfcon.evaluation.early_exit import Rule, follow, name_answers, running_answers
+from selfcon.workflows.inference import find_images
+from selfcon.workflows.trained import open_run
+from tests.cli.calling import call
+from tests.workflows.conftest import write_stripes
+
+SMALL: dict[str, Any] = {"width": 0.125, "epochs": 3, "batch_size": 32, "probe.epochs": 10, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A calibrated run with two exits, and its test images as files."""
+    folder = tmp_path_factory.mktemp("deploy")
+    data = write_stripes(folder / "stripes.npz", train=160, test=60)
+    selfcon.fit(data=str(data), out=folder / "run", exits="1:fc,2:fc", **SMALL)
+    selfcon.calibrate(folder / "run", most_wrong=20, within=2, device="cpu")
+    arrays = np.load(data)
+    for number, pixels in enumerate(arrays["x_test"]):
+        path = folder / "images" / f"class {arrays['y_test'][number]}" / f"{number:03d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(place: Path) -> Predictor:
+    return selfcon.load(place / "run", "cpu")
+
+
+def in_order(place: Path) -> list[Path]:
+    return sorted((place / "images").rglob("*.png"), key=lambda path: path.name)
+
+
+def test_answers_are_those_of_evaluation(place: Path, model: Predictor) -> None:
+    run = open_run(place / "run", "cpu")
+    expected = predict(run.net, run.split("test"), size=run.size)
+    for leave in (*run.net.names, "ensemble"):
+        found = model.predict(in_order(place), exit=leave, batch_size=7)
+        assert [each.classes[0] for each in found] == [
+            run.facts["classes"][int(guess)] for guess in expected.logits[leave].argmax(1)
+        ]
+        heat = model.trust.temperature(leave)
+        probabilities = (expected.logits[leave] / heat).softmax(1).max(1).values
+        assert torch.allclose(torch.tensor([each.probabilities[0] for each in found]), probabilities, atol=1e-4)
+        assert {each.exit for each in found} == {leave}
+
+
+def test_images_of_every_kind_are_one_image(place: Path, model: Predictor) -> None:
+    path = in_order(place)[0]
+    pixels = np.asarray(Image.open(path))
+    tensor = torch.from_numpy(pixels.copy())
+    kinds = [path, str(path), path.read_bytes(), pixels, tensor, tensor.permute(2, 0, 1), Image.open(path)]
+    expected = model.predict(path)[0]
+    for kind in kinds:
+        assert model.predict([kind])[0] == expected
+    assert model.predict(np.stack([pixels, pixels]))[1].classes == expected.classes  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="uint8 pixels"):
+        model.predict([pixels / 255])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.6, 0.9, 2.0])
+def test_leaving_early_is_what_was_counted_on(place: Path, model: Predictor, threshold: float) -> None:
+    run = open_run(place / "run", "cpu")
+    split = run.split("test")
+    whole = predict(run.net, split, size=run.size)
+    names = name_answers(model.exits)
+    logits = running_answers([whole.logits[name] for name in model.exits])
+    answers = [(each / model.trust.temperature(name)).softmax(1) for name, each in zip(names, logits, strict=True)]
+    rule = Rule("confidence", threshold)
+    point = follow(answers, whole.labels, [0.2, 0.5, 1.0], rule)
+    images = next(split.plain_batches(batch_size=60, size=run.size)).images
+    found = model.answer(images, rule=rule)
+    assert [found.names.count(name) / 60 for name in names] == pytest.approx(point.shares)
+    right = (found.probabilities.argmax(1) == whole.labels).double().mean()
+    assert 100 * float(right) == pytest.approx(point.accuracy)
+    for row, name in enumerate(found.names):
+        assert torch.allclose(found.probabilities[row], answers[names.index(name)][row], atol=1e-4)
+
+
+def test_who_left_is_not_computed_further(place: Path, model: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    for segment in model._segments:
+        monkeypatch.setattr(
+            segment,
+            "forward",
+            lambda x, do=segment.forward: (seen.append(len(x)), do(x))[1],  # type: ignore[func-returns-value]
+        )
+    images = torch.randn(16, 3, 16, 16)
+    model.answer(images, rule=Rule("confidence", 0.0))
+    assert seen == [16]
+    seen.clear()
+    model.answer(images, rule=Rule("confidence", 2.0))
+    assert seen == [16, 16, 16]
+
+
+def test_budgets(place: Path, model: Predictor) -> None:
+    cheap = model.predict(in_order(place), budget=model.trust.curve[0].cost)
+    assert {each.exit for each in cheap} == {"exit1"}
+    assert "ensemble" in {each.exit for each in model.predict(in_order(place), budget=1.0)}
+    for budget, words in ((0.001, "no answer can cost"), (0.0, "above 0"), (1.5, "up to 1")):
+        with pytest.raises(UsageError, match=words):
+            model.predict(in_order(place), budget=budget)
+    with pytest.raises(UsageError, match="cannot be asked for as well"):
+        model.predict(in_order(place), exit="exit1", budget=0.5)
+    with pytest.raises(UsageError, match="did you mean 'exit1'"):
+        model.predict(in_order(place), exit="exit_1")
+    with pytest.raises(UsageError, match="1 to 4 classes"):
+        model.predict(in_order(place), top=5)
+
+
+def test_features(place: Path, model: Predictor, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    expected = model.embed(in_order(place))
+    assert expected["exit1"].shape == (60, model.net.width)
+    for name in ("x.npz", "x.parquet"):
+        done = call("embed", place / "run", place / "images", "--out", name, "--device", "cpu", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    arrays = np.load(tmp_path / "x.npz")
+    order = [str(path) for path in in_order(place)]
+    rows = [list(arrays["files"]).index(path) for path in order]
+    assert np.allclose(arrays["backbone"][rows], expected["backbone"], atol=1e-5)
+    table = pq.read_table(tmp_path / "x.parquet")
+    assert table.column_names == ["file", "backbone", "exit1", "exit2"]
+    assert np.allclose(np.stack(table["exit2"].to_numpy()), arrays["exit2"])
+    assert call("embed", place / "run", place / "images", "--out", "x.csv", cwd=tmp_path).returncode == 64
+
+
+def test_a_table_a_spreadsheet_and_lines(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words: list[str | Path] = ["predict", place / "run", "--device", "cpu", "--top", "2"]
+    table = call(*words, place / "images", cwd=tmp_path).stdout.splitlines()
+    assert len(table) == 60
+    assert table[0].endswith("(ensemble)")
+    found = call(*words, place / "images" / "class 0", "--format", "csv", cwd=tmp_path)
+    rows = list(csv.DictReader(io.StringIO(found.stdout)))
+    assert list(rows[0]) == ["file", "label", "exit", "class1", "probability1", "class2", "probability2"]
+    assert len(rows) == 15
+    done = call(*words, f"{place}/images/**/00*.png", "--format", "jsonl", "--output", "x.jsonl", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
+    assert len(lines) == 10
+    assert set(lines[0]) == {"file", "label", "classes", "probabilities", "exit", "unknown", "strangeness"}
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(map(str, in_order(place)[:3])) + "\n\n"))
+    found = call(*words, "-", "--exit", "early", "--json", cwd=tmp_path)
+    assert len(json.loads(found.stdout)["predictions"]) == 3
+
+
+def test_what_is_no_image_does_not_stop_the_rest(place: Path, tmp_path: Path) -> None:
+    shutil.copy(in_order(place)[0], tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(b"no image")
+    (tmp_path / "c.jpg").write_bytes((tmp_path / "a.png").read_bytes()[:60])
+    shutil.copy(in_order(place)[1], tmp_path / "d.png")
+    done = call("predict", place / "run", ".", "gone.png", "--device", "cpu", cwd=tmp_path)
+    assert done.returncode == 65
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["a.png", "d.png"]
+    assert "b.png is not an image" in done.stderr
+    assert "gone.png is not there" in done.stderr
+    assert done.stderr.splitlines()[-1] == "selfcon: 3 of the images could not be read."
+    with pytest.raises(BadImageError):
+        selfcon.load(place / "run", "cpu").predict(tmp_path / "b.png")
+    for path, code in ((tmp_path / "none", 65), (tmp_path / "*.gif", 66)):
+        assert call("predict", place / "run", path, cwd=tmp_path).returncode == code
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(selfcon.errors.InputMissingError, match="holds no image"):
+        find_images([tmp_path / "empty"])
+
+
+def test_unknown_is_said_below_the_threshold_and_of_strangers(place: Path, model: Predictor) -> None:
+    silent = [each.unknown for each in model.predict(in_order(place))]
+    assert model.trust.silence is not None
+    for each in model.predict(in_order(place)):
+        if each.probabilities[0] < model.trust.silence:
+            assert each.unknown
+            assert each.label == "unknown"
+    noise = np.random.default_rng(0).integers(0, 256, (20, 16, 16, 3), dtype=np.uint8)
+    strange = [each.strangeness or 0 for each in model.predict(list(noise))]
+    known = [each.strangeness or 0 for each in model.predict(in_order(place))]
+    assert np.mean(strange) > np.mean(known)
+    assert sum(silent) < 60
+
+
+def test_folders_that_were_changed(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place / "run", tmp_path / "run")
+    run = tmp_path / "run"
+    trust = json.loads((run / "calibration.json").read_text())
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"model_sha256": "0" * 64}, "other weights"),
+        ({"format": 9}, "is of format 9"),
+        ({"temperatures": 3}, "cannot be read as calibration"),
+    ]
+    for change, words in cases:
+        (run / "calibration.json").write_text(json.dumps({**trust, **change}))
+        with pytest.raises(DataError, match=words):
+            selfcon.load(run, "cpu")
+    (run / "calibration.json").unlink()
+    with pytest.raises(UsageError, match="`selfcon calibrate` chooses one"):
+        selfcon.load(run, "cpu").predict(in_order(place), exit="early")
+    weights = bytearray((run / "model.safetensors").read_bytes())
+    weights[-5] ^= 1
+    (run / "model.safetensors").write_bytes(weights)
+    with pytest.raises(DataError, match=r"not the file that model\.json tells of"):
+        selfcon.load(run, "cpu")
+
+
+def test_networks_without_exits_answer_too(tmp_path: Path) -> None:
+    data = write_stripes(tmp_path / "stripes.npz", train=64)
+    selfcon.train(data=str(data), out=tmp_path / "run", method="ce", width=0.125, epochs=1, batch_size=32, device="cpu")
+    result = selfcon.calibrate(tmp_path / "run", device="cpu")
+    assert "early_exit" not in result
+    model = selfcon.load(tmp_path / "run", "cpu")
+    assert model.predict(np.zeros((16, 16, 3), np.uint8))[0].exit == "ensemble"
+    with pytest.raises(UsageError, match="cannot be left early"):
+        model.predict(np.zeros((16, 16, 3), np.uint8), exit="early")
+
+
+def test_mistakes_of_calibration(place: Path, tmp_path: Path) -> None:
+    words: list[str | Path] = ["calibrate", place / "run", "--device", "cpu"]
+    for more, code, sentence in (
+        (["--criterion", "margn"], 64, "did you mean 'margin'"),
+        (["--within", "1", "--mean-cost", "0.5"], 64, "leave out --within or --mean-cost"),
+        (["--within", "-1"], 64, "at least 0 percent"),
+        (["--mean-cost", "0.01"], 64, "No answer costs less"),
+        (["--most-wrong", "200"], 64, "between 0 and 100"),
+        (["--strangers", "friends"], 64, "Unknown way to tell strange images"),
+        (["--data", "digits"], 65, "other classes"),
+    ):
+        done = call(*words, *more, cwd=tmp_path)
+        assert (done.returncode, sentence in done.stderr) == (code, True), done.stderr
