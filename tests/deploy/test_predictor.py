@@ -69,11 +69,11 @@ def test_images_of_every_kind_are_one_image(place: Path, model: Predictor) -> No
     path = in_order(place)[0]
     pixels = np.asarray(Image.open(path))
     tensor = torch.from_numpy(pixels.copy())
-    kinds = [path, str(path), path.read_bytes(), pixels, tensor, tensor.permute(2, 0, 1), Image.open(path)]
+    kinds: list[Any] = [path, str(path), path.read_bytes(), pixels, tensor, tensor.permute(2, 0, 1), Image.open(path)]
     expected = model.predict(path)[0]
     for kind in kinds:
         assert model.predict([kind])[0] == expected
-    assert model.predict(np.stack([pixels, pixels]))[1].classes == expected.classes  # type: ignore[arg-type]
+    assert model.predict(np.stack([pixels, pixels]))[1].classes == expected.classes
     with pytest.raises(UsageError, match="uint8 pixels"):
         model.predict([pixels / 255])  # type: ignore[list-item]
 
