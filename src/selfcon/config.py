@@ -123,6 +123,9 @@ class Settings(Section):
     image_size: Count | None = None
     stream: bool | None = None
     limit_batches: Count | None = None
+    per_class: Count | None = None
+    imbalance: Annotated[float, Field(ge=1)] | None = None
+    sampler: Literal["plain", "balanced"] = "plain"
 
     model: str = "resnet18"
     width: Positive = 1.0

@@ -19,9 +19,12 @@ FLAGS = {
     "--class-list": ("class_list", str, "for imagenet100"),
     "--val-fraction": ("val_fraction", float, "share of train held out for choices"),
     "--bad-images": ("bad_images", str, "error, or skip up to 0.1 %%"),
+    "--per-class": ("per_class", int, "train with so many images of each class"),
+    "--sampler": ("sampler", str, "plain, or balanced: classes equally often"),
     "--image-size": ("image_size", int, "side in pixels"),
     "--model": ("model", str, "a network of selfcon or timm"),
     "--width": ("width", float, "share of its channels"),
+    "--init": ("weights", str, "weights to begin with: a file, or timm"),
     "--exits": ("exits", str, "such as 2:fc or 1:fc,2:same"),
     "--method": ("method", str, "selfcon, supcon, ce, ..."),
     "--epochs": ("epochs", int, "of the pretraining"),
@@ -42,7 +45,7 @@ def add_settings(parser: Parser) -> None:
     add_running(parser)
     add_compile(parser)
     parser.add_argument("--deterministic", action="store_true", help="the same bits each time on this machine")
-    parser.add_argument("--trust", action="store_true", help="let --weights be a pickle (.pth); its code is not run")
+    parser.add_argument("--trust", action="store_true", help="let --init be a pickle (.pth); its code is not run")
     parser.add_argument("--help-all", action="store_true", help="show every setting")
 
 

@@ -24,6 +24,7 @@ class Stream(IntEnum):
     ORDER = 0
     SPLIT = 1
     AUGMENT = 2
+    CLASSES = 1 << 20
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

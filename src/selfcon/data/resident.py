@@ -18,9 +18,9 @@ from torch import Tensor
 from torchvision.transforms import functional as tvf
 
 from selfcon.data.images import Pixels
+from selfcon.data.orders import draw_order
 from selfcon.data.parts import WHOLE, Part, all_agree, exchange, raise_together, sum_of_all, told_by_first
 from selfcon.data.policies import Policy
-from selfcon.data.random import permute
 from selfcon.data.scan import in_threads
 from selfcon.data.source import ArrayImages, Images
 from selfcon.data.split import Batch, Split, cut
@@ -61,8 +61,9 @@ class Resident(Split):
         size: int | None = None,
         first: int = 0,
         part: Part = WHOLE,
+        balanced: bool = False,
     ) -> Iterator[Batch]:
-        order = permute(len(self), seed=seed, epoch=epoch, device=self._order_device)
+        order = draw_order(self.labels, seed=seed, epoch=epoch, balanced=balanced, device=self._order_device)
         for samples in cut(order, batch_size)[first:]:
             yield self._batch(part.split(samples), part, policy, seed=seed, epoch=epoch, views=views, size=size)
 
@@ -121,11 +122,10 @@ class Resident(Split):
         """Where it must be known which samples a batch holds."""
         return torch.device("cpu") if self.spread else self.device
 
-    def _fetch(self, wanted: Sequence[Tensor], part: Part) -> tuple[Tensor, Tensor]:
-        """Images on the device of batches, and which of them are the samples that this process wants."""
-        samples = wanted[part.rank].to(self.device)
+    def _fetch(self, samples: Tensor, wanted: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Images on the device of batches, and which of them are `samples`; `wanted` are those of all processes."""
         if self.spread:
-            stored = exchange(self.pixels, wanted, self.spread, self.device)
+            stored = exchange(self.pixels, [each % len(self) for each in wanted], self.spread, self.device)
         elif self.pixels.device != self.device:
             stored = self.pixels[samples.to(self.pixels.device)].pin_memory().to(self.device, non_blocking=True)
         else:
@@ -154,11 +154,12 @@ class Resident(Split):
             epoch=epoch,
             views=views,
         )
-        samples = wanted[part.rank].to(self.device)
-        stored, rows = self._fetch(wanted, part)
+        numbers = wanted[part.rank].to(self.device)
+        samples = numbers % len(self)
+        stored, rows = self._fetch(samples, wanted)
         if not len(samples):
             return Batch(self.mean.new_empty(0, 3, look.size, look.size), self.labels[samples], samples)
-        return Batch(make_views(stored, rows, samples, look), self.labels[samples], samples)
+        return Batch(make_views(stored, rows, numbers, look), self.labels[samples], samples)
 
 
 def make_resident(

@@ -60,10 +60,11 @@ class Split(ABC):
         size: int | None = None,
         first: int = 0,
         part: Part = WHOLE,
+        balanced: bool = False,
     ) -> Iterator[Batch]:
         """The batches of one epoch in its own order, from number `first` on; the last one may be smaller.
 
-        Of each batch, the samples that are this process's part of it.
+        Of each batch, the samples that are this process's part of it. `balanced`: every class equally often.
         """
 
     @abstractmethod

@@ -27,9 +27,9 @@ from torchvision.transforms import functional as tvf
 from selfcon.data import scan
 from selfcon.data.augment import augment, augment_colours, normalise
 from selfcon.data.images import Pixels
+from selfcon.data.orders import draw_order
 from selfcon.data.parts import WHOLE, Part
 from selfcon.data.policies import Draws, Policy, draw, join_draws
-from selfcon.data.random import permute
 from selfcon.data.resident import measure_statistics
 from selfcon.data.source import FileImages, Images
 from selfcon.data.split import Batch, Split, cut
@@ -90,8 +90,9 @@ class Streamed(Split):
         size: int | None = None,
         first: int = 0,
         part: Part = WHOLE,
+        balanced: bool = False,
     ) -> Iterator[Batch]:
-        order = permute(len(self), seed=seed, epoch=epoch)
+        order = draw_order(self.labels, seed=seed, epoch=epoch, balanced=balanced, device="cpu")
         wanted = [part.split(samples)[part.rank] for samples in cut(order, batch_size)[first:]]
         return self._stream(wanted, policy, seed=seed, epoch=epoch, views=views, size=size)
 
@@ -150,7 +151,7 @@ class Streamed(Split):
         policy = policy if self.may_flip else replace(policy, flip_probability=0.0)
         maker = _Maker(self, policy, seed=seed, epoch=epoch, views=views, size=size or self.size)
         for samples, assembled in _ahead(wanted, maker.read, maker.assemble):
-            own = samples.to(self.device)
+            own = (samples % len(self)).to(self.device)
             yield Batch(maker.finish(assembled), self.labels[own], own)
 
 
@@ -171,7 +172,7 @@ class _Maker:
 
     def read(self, sample: int) -> Pixels:
         """In a thread: the image, or where nothing is drawn, what is seen of it."""
-        pixels = self.data.images[int(self.data.rows[sample])]
+        pixels = self.data.images[int(self.data.rows[sample % len(self.data)])]
         return pixels if self.policy.crop_and_flip else fit(pixels, self.size)
 
     def assemble(self, samples: Tensor, images: Sequence[Pixels]) -> _Assembled:

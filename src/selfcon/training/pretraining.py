@@ -67,6 +67,7 @@ class Pretraining(Stage):
         self.lr, self.optim, self.schedule = settings.learning_rate, settings.optim, settings.schedule
         self.precision, self.ema, self.seed = settings.precision, settings.ema, settings.seed
         self._train, self._held_out = train, held_out
+        self._balanced = settings.sampler == "balanced"
         self._method, self._settings, self._policy, self._size = method, settings, policy, size
         self._keep_encoder = keep_encoder
         if settings.watch.knn_every:
@@ -91,6 +92,7 @@ class Pretraining(Stage):
             size=self._size,
             first=first,
             part=self.world,
+            balanced=self._balanced,
         )
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:

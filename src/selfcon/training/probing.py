@@ -51,6 +51,7 @@ class Probing(Stage):
         self.lr, self.schedule, self.seed = probe.lr or _RATE, probe.schedule, settings.seed
         self.optim = Optim(name="sgd", momentum=probe.momentum, weight_decay=probe.weight_decay)
         self._train, self._policy, self._size = train, policy, size
+        self._balanced = settings.sampler == "balanced"
         self._watched = test if settings.watch.test_in_probe else None
         self._precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(settings.precision)
         self._lengths = dict.fromkeys(net.names, 1.0) if probe.lr is not None else self._measure_lengths()
@@ -90,6 +91,7 @@ class Probing(Stage):
             size=self._size,
             first=first,
             part=self.world,
+            balanced=self._balanced,
         )
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from selfcon.training.pretraining import Pretraining
 from selfcon.training.probing import Probing
 from selfcon.training.signals import Stop, watch
 from selfcon.workflows.costs import Estimator
-from selfcon.workflows.task import Running, Task, check_settings, collect_settings, make_policy, prepare
+from selfcon.workflows.task import Running, Task, check_settings, collect_settings, make_policy, prepare, weights_file
 
 Result = dict[str, Any]
 
@@ -139,7 +139,7 @@ def run_stages(
     """All stages of a run in its folder; under torchrun, all processes together."""
     check_settings(settings)
     if settings.weights is not None:
-        check_weights(settings.weights, trust=running.trust)
+        check_weights(weights_file(settings), trust=running.trust)
     with join(running.device) as world:
         opened: list[RunFolder] = []
         world.tell(lambda: opened.append(RunFolder.open(out, settings, verb=verb, overwrite=overwrite)))

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -20,12 +21,13 @@ from selfcon.data.source import Images, Source
 from selfcon.data.sources import load
 from selfcon.data.split import Split
 from selfcon.data.streamed import make_streamed
+from selfcon.data.thinning import thin
 from selfcon.errors import SelfconWarning, UsageError
 from selfcon.losses.methods import Method, get_method
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.registry import create_model
 from selfcon.networks.sync_norm import synchronise
-from selfcon.networks.weights import hash_file, load_encoder, load_subnetworks, read_weights
+from selfcon.networks.weights import find_timm_weights, hash_file, load_encoder, load_subnetworks, read_weights
 from selfcon.paper.recipes import load_recipe
 from selfcon.training.artifact import parse_exits
 from selfcon.training.distributed import ALONE, World, own_device
@@ -156,7 +158,7 @@ class Task:
         """What tells these data from others, by split."""
         splits = {"train": self.train, "val": self.val, "test": self.test}
         found = {name: data.fingerprint() for name, data in splits.items() if data is not None}
-        return found if self.settings.weights is None else {**found, "weights": hash_file(self.settings.weights)}
+        return found if self.settings.weights is None else {**found, "weights": hash_file(weights_file(self.settings))}
 
     def network_options(self, *, classifiers: bool) -> dict[str, Any]:
         """The arguments that build the network, as model.json keeps them."""
@@ -263,6 +265,11 @@ def check_settings(settings: Settings) -> Method:
     return method
 
 
+def weights_file(settings: Settings) -> Path:
+    """The file of the weights to begin with; `timm` are those that timm publishes for the network."""
+    return find_timm_weights(settings.model) if settings.weights == "timm" else Path(str(settings.weights))
+
+
 def read_source(settings: Settings) -> Source:
     """The data that settings name, with their held-out part."""
     source = load(
@@ -272,13 +279,14 @@ def read_source(settings: Settings) -> Source:
         seed=settings.seed,
         bad_images=settings.bad_images,
     ).hold_out(settings.val_fraction, settings.seed)
+    source = thin(source, per_class=settings.per_class, imbalance=settings.imbalance, seed=settings.seed)
     return source if settings.limit_batches is None else source.limit(settings.limit_batches * settings.batch_size)
 
 
 def prepare(settings: Settings, device: torch.device, world: World = ALONE, *, trust: bool = False) -> Task:
     """Read the data and bring them to the device."""
     method = check_settings(settings)
-    weights = None if settings.weights is None else read_weights(settings.weights, trust=trust)
+    weights = None if settings.weights is None else read_weights(weights_file(settings), trust=trust)
     source = read_source(settings)
     size = settings.image_size or _natural_size(source)
     streams = settings.stream if settings.stream is not None else _should_stream(source.train, size, settings, world)

@@ -1,0 +1,58 @@
+"""Few labels, uneven classes, and weights of others to begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+import selfcon
+from selfcon.errors import InputMissingError, UsageError
+from selfcon.workflows.task import collect_settings, prepare
+from selfcon.workflows.trained import open_run
+from tests.cli.calling import call
+from tests.workflows.conftest import write_stripes
+
+SMALL: dict[str, Any] = {"width": 0.125, "epochs": 2, "batch_size": 16, "probe.epochs": 2, "device": "cpu"}
+
+
+def test_uneven_classes_in_balance(tmp_path: Path) -> None:
+    data = str(write_stripes(tmp_path / "stripes.npz", train=160))
+    folder = tmp_path / "run"
+    words = ["fit", "--data", data, "--width", "0.125", "--epochs", "2", "--batch-size", "16", "--probe.epochs", "2"]
+    done = call(*words, "--imbalance", "8", "--sampler", "balanced", "--out", folder, "--device", "cpu", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    train = open_run(folder, "cpu").split("train")  # and it is what was trained on
+    assert torch.bincount(train.labels).tolist() == [40, 20, 10, 5]
+
+
+def test_few_labels(tmp_path: Path) -> None:
+    data = str(write_stripes(tmp_path / "stripes.npz"))
+    result = selfcon.fit(data=data, out=tmp_path / "run", per_class=8, **SMALL)
+    assert result["accuracy"]["ensemble"]["top1"] >= 0
+    assert len(open_run(tmp_path / "run", "cpu").split("train")) == 32
+    with pytest.raises(UsageError, match="sampler"):
+        selfcon.fit(data=data, out=tmp_path / "x", sampler="balance", **SMALL)
+
+
+def test_timms_weights_when_they_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = str(write_stripes(tmp_path / "stripes.npz"))
+    theirs = timm.create_model("resnet18")
+    save_file(theirs.state_dict(), tmp_path / "theirs.safetensors")
+    settings = collect_settings(None, {"data": data, "weights": "timm", "stem": "large", "batch_size": 32})
+    with pytest.raises(InputMissingError, match="not in this machine's cache"):
+        prepare(settings, torch.device("cpu"))
+    monkeypatch.setattr(
+        "huggingface_hub.try_to_load_from_cache", lambda repo, file: str(tmp_path / "theirs.safetensors")
+    )
+    task = prepare(settings, torch.device("cpu"))
+    net = task.build_network(classifiers=False)
+    assert torch.equal(net.encoder.get_parameter("conv1.weight"), theirs.state_dict()["conv1.weight"])
+    assert "weights" in task.fingerprints()
+    small = collect_settings(None, {"data": data, "weights": "timm", "batch_size": 32})
+    with pytest.raises(UsageError, match="other shapes"):
+        prepare(small, torch.device("cpu")).build_network(classifiers=False)
