@@ -1,8 +1,8 @@
 """Claim: `selfcon predict` is no slower than a plain loop for single images, and faster for batches.
 
-On the images of a folder: the model of a run, asked through `selfcon.load(RUN).stream`, beside what most scripts do with
-the same network and image size (Pillow and torchvision's transforms image by image, batch by batch), alternating in one
-process. A JSON line for each batch size.
+On the images of a folder: the model of a run, asked through `selfcon.load(RUN).stream`, beside what most scripts do
+with the same network and image size (Pillow and torchvision's transforms image by image, batch by batch), alternating
+in one process. A JSON line for each batch size.
     python benchmarks/predict_speed.py RUN FOLDER [--images 1000] [--batch-sizes 1,64]
 """
 

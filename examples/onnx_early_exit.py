@@ -16,8 +16,9 @@ from PIL import Image
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    powers = np.exp(logits - logits.max(1, keepdims=True))
-    return powers / powers.sum(1, keepdims=True)
+    powers: np.ndarray = np.exp(logits - logits.max(1, keepdims=True))
+    parts: np.ndarray = powers / powers.sum(1, keepdims=True)
+    return parts
 
 
 class Stages:
