@@ -99,7 +99,7 @@ def test_leaving_early_is_what_was_counted_on(place: Path, model: Predictor, thr
 
 def test_who_left_is_not_computed_further(place: Path, model: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    for segment in model._segments:
+    for segment in model.segments:
         monkeypatch.setattr(
             segment,
             "forward",

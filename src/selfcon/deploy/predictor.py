@@ -72,7 +72,7 @@ class Predictor:
         fuse_normalisation(self.net)
         # Faster in forwards on a CPU, too, which is not where the trouble of `training.loop.memory_format` is.
         self.net = self.net.to(memory_format=torch.channels_last)
-        self._segments = cut_at_exits(self.net) if net.classifiers and isinstance(net.splitter, Staged) else []
+        self.segments = cut_at_exits(self.net) if net.classifiers and isinstance(net.splitter, Staged) else []
 
     @property
     def exits(self) -> list[str]:
@@ -114,12 +114,24 @@ class Predictor:
     ) -> Iterator[Prediction | BadImageError]:
         """An answer or an error for each image, in order, while more are being read."""
         rule = self._choose_rule(exit, budget)
-        if not 1 <= top <= len(self.classes):
-            raise UsageError(f"The likeliest 1 to {len(self.classes)} classes can be told, not {top}.")
+        self._check_top(top)
         for crops in self._batches(pictures, batch_size):
             good = [crop for crop in crops if not isinstance(crop, BadImageError)]
             answers = iter(self._describe(self.answer(self.eye.stack(good), exit, rule), top) if good else ())
             yield from (crop if isinstance(crop, BadImageError) else next(answers) for crop in crops)
+
+    def answer_crops(
+        self,
+        crops: Sequence[Pixels],
+        *,
+        exit: str = ENSEMBLE,  # noqa: A002 - the word for it
+        budget: float | None = None,
+        top: int = 1,
+    ) -> list[Prediction]:
+        """The answers for images that were cut out by `eye.crop`, as one batch."""
+        rule = self._choose_rule(exit, budget)
+        self._check_top(top)
+        return list(self._describe(self.answer(self.eye.stack(crops), exit, rule), top))
 
     def embed(self, images: Sequence[Picture], *, batch_size: int = 64) -> dict[str, Tensor]:
         """Features [N, D] of every exit, on the CPU."""
@@ -132,17 +144,19 @@ class Predictor:
         empty = torch.empty(0, self.net.width)
         return {name: torch.stack(found) if found else empty for name, found in parts.items()}
 
+    def embed_crops(self, crops: Sequence[Pixels]) -> dict[str, Tensor]:
+        """Features [B, D] by exit of images that were cut out by `eye.crop`, on the CPU."""
+        with torch.inference_mode():
+            out = self.net(self._laid_out(self.eye.stack(crops)))
+        return {name: each.float().cpu() for name, each in out.features.items()}
+
     def stream_features(
         self, pictures: Iterable[Picture], *, batch_size: int = 64
     ) -> Iterator[dict[str, Tensor] | BadImageError]:
         """The features [D] of each image by exit, or an error, in order."""
         for crops in self._batches(pictures, batch_size):
             good = [crop for crop in crops if not isinstance(crop, BadImageError)]
-            features: dict[str, Tensor] = {}
-            if good:
-                with torch.inference_mode():
-                    out = self.net(self._laid_out(self.eye.stack(good)))
-                features = {name: each.float().cpu() for name, each in out.features.items()}
+            features = self.embed_crops(good) if good else {}
             rows = itertools.count()
             for crop in crops:
                 if isinstance(crop, BadImageError):
@@ -155,7 +169,7 @@ class Predictor:
         """The answers for normalised images [B, 3, S, S] on the device."""
         with torch.inference_mode():
             images = self._laid_out(images)
-            if rule is not None and self._segments:
+            if rule is not None and self.segments:
                 return self._leave_early(images, rule)
             out = self.net(images, upto=None if leave == ENSEMBLE else leave)
             logits = torch.stack([out.logits[name] for name in out.names]).float().mean(0)
@@ -166,18 +180,18 @@ class Predictor:
 
     def _leave_early(self, images: Tensor, rule: Rule) -> Answers:
         """Segment by segment; only who is not sure yet goes on."""
-        names = name_answers([segment.name for segment in self._segments])
+        names = name_answers([segment.name for segment in self.segments])
         rows = torch.arange(len(images), device=images.device)
         total: Tensor | None = None
         seen: list[Tensor] = []  # the probabilities so far of those that are still there
         done: list[tuple[Tensor, Tensor, Tensor, int]] = []
         x = images
-        for number, segment in enumerate(self._segments):
+        for number, segment in enumerate(self.segments):
             x, feature, logits = segment(x)
             total = logits.float() if total is None else total + logits.float()
             probabilities = (total / (number + 1) / self.trust.temperature(names[number])).softmax(1)
             seen.append(probabilities)
-            last = number == len(self._segments) - 1
+            last = number == len(self.segments) - 1
             leaves = torch.ones_like(rows, dtype=torch.bool) if last else rule.leaves(seen)
             done.append((rows[leaves], probabilities[leaves], feature[leaves].float(), number))
             stays = ~leaves
@@ -190,8 +204,12 @@ class Predictor:
             torch.cat([part[1] for part in done])[order],
             [names[number] for number in where],
             torch.cat([part[2] for part in done])[order],
-            [self._segments[number].name for number in where],
+            [self.segments[number].name for number in where],
         )
+
+    def _check_top(self, top: int) -> None:
+        if not 1 <= top <= len(self.classes):
+            raise UsageError(f"The likeliest 1 to {len(self.classes)} classes can be told, not {top}.")
 
     def _choose_rule(self, leave: str, budget: float | None) -> Rule | None:
         if not self.net.classifiers:
@@ -203,7 +221,7 @@ class Predictor:
             raise UsageError(f"A budget chooses the exit, so {leave} cannot be asked for as well.")
         if leave != EARLY and budget is None:
             return None
-        if not self._segments or len(self._segments) < 2:
+        if not self.segments or len(self.segments) < 2:
             raise UsageError("This model cannot be left early: it has no exits, or does not run stage by stage.")
         return self.trust.rule_for(budget)
 

@@ -1,0 +1,71 @@
+"""One image looked at closely: what every exit thinks of it, how sure it is, and where it looks.
+
+h, w are the places of a map.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selfcon.data.images import Pixels
+from selfcon.deploy.predictor import Predictor
+from selfcon.errors import UsageError
+from selfcon.evaluation.early_exit import name_answers, sureness
+
+
+def look_closer(model: Predictor, crop: Pixels, *, top: int = 5) -> dict[str, Any]:
+    """Of a cut-out image [S, S, 3]: by exit its own answer and Grad-CAM [h, w]; and the answers as they would come.
+
+    Warm places are what speaks for the class that this exit takes it for.
+    """
+    if not model.segments:
+        raise UsageError("This model cannot be looked into: it does not run stage by stage.")
+    x = model.eye.stack([crop]).to(model.net.dtype)
+    exits, answers = {}, []
+    total: Tensor | None = None
+    seen: list[Tensor] = []
+    names = name_answers([segment.name for segment in model.segments])
+    criterion = model.trust.rule.criterion if model.trust.rule else "confidence"
+    with torch.enable_grad():
+        for number, segment in enumerate(model.segments):
+            inside = segment.before(x).detach().requires_grad_()
+            feature = segment.behind(inside)
+            logits = segment.classifier(feature)
+            best = int(logits.argmax())
+            (pull,) = torch.autograd.grad(logits[0, best], inside)
+            own = (logits.detach().float() / model.trust.temperature(segment.name)).softmax(1)
+            exits[segment.name] = {
+                "classes": _top(model, own, top),
+                "map": _warm(inside.detach(), pull) if inside.ndim == 4 else None,
+            }
+            total = logits.detach().float() if total is None else total + logits.detach().float()
+            probabilities = (total / (number + 1) / model.trust.temperature(names[number])).softmax(1)
+            seen.append(probabilities)
+            answers.append(
+                {
+                    "name": names[number],
+                    "exit": segment.name,
+                    "classes": _top(model, probabilities, top),
+                    "sureness": float(sureness(seen, criterion)),
+                }
+            )
+            x = inside.detach()
+    return {"exits": exits, "answers": answers, "criterion": criterion}
+
+
+def _top(model: Predictor, probabilities: Tensor, top: int) -> list[dict[str, Any]]:
+    best = probabilities[0].topk(min(top, len(model.classes)))
+    return [
+        {"class": model.classes[place], "probability": part}
+        for part, place in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    ]
+
+
+def _warm(inside: Tensor, pull: Tensor) -> list[list[float]]:
+    """Grad-CAM: the positive part of the channels, weighted by their mean gradient, between 0 and 1."""
+    cam = (pull.mean((2, 3), keepdim=True) * inside).sum(1)[0].relu().float()
+    scaled: list[list[float]] = (cam / cam.max().clamp(min=1e-12)).cpu().tolist()
+    return scaled

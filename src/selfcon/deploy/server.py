@@ -1,0 +1,431 @@
+"""A trained model as a service: answers, features, neighbours, and one page to look at it.
+
+Uploads are kept in memory while they are answered, and nowhere else. Whatever a client does wrong is a 4xx with a
+sentence. Needs the extra `serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.resources import files
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import prometheus_client as prometheus
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from PIL import Image
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect
+
+import selfcon
+from selfcon.data.images import FORMATS, Pixels, decode
+from selfcon.deploy.batching import Batcher, BusyError, Wish
+from selfcon.deploy.gallery import Gallery
+from selfcon.deploy.insight import look_closer
+from selfcon.deploy.predictor import Predictor, load
+from selfcon.errors import BadImageError, SelfconError, UsageError
+from selfcon.progress import say
+
+_FILES = ("model.json", "model.safetensors", "calibration.json")
+_LOOK_EVERY = 1.0  # seconds between looks at the run folder
+_PAGE = {
+    "": ("page.html", "text/html"),
+    "page.js": ("page.js", "text/javascript"),
+    "page.css": ("page.css", "text/css"),
+}
+_SAFE = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+        "media-src 'self' blob:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request, and one client, may ask for."""
+
+    bytes: int = 20_000_000
+    pixels: int = 50_000_000
+    images: int = 64
+    seconds: float = 15.0  # to send a request
+    rate: float = 200.0  # requests a second of one client, on average
+    waiting: int = 512  # images that wait for their answer
+
+
+class Wanted(BaseModel):
+    """A batch: images as base64, and how to answer them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    images: list[str] = Field(min_length=1)
+    exit: str = "ensemble"
+    budget: float | None = None
+    top: int = 1
+
+
+class Holder:
+    """The model of a run folder, loaded anew when its files change."""
+
+    def __init__(self, folder: Path, device: Any) -> None:
+        self.folder, self.device = folder, device
+        self.state = self._look()
+        self.model: Predictor = load(folder, device)
+        self.since = time.time()
+
+    def _look(self) -> tuple[tuple[int, int], ...]:
+        found = []
+        for name in _FILES:
+            with contextlib.suppress(OSError):
+                status = (self.folder / name).stat()
+                found.append((status.st_mtime_ns, status.st_size))
+        return tuple(found)
+
+    def refresh(self) -> bool:
+        """Take what is new, once it is whole; what cannot be loaded changes nothing."""
+        now = self._look()
+        if now == self.state:
+            return False
+        self.state = now
+        try:
+            self.model = load(self.folder, self.device)
+        except SelfconError as error:
+            say(f"{self.folder} has changed and cannot be loaded, so the old model stays: {error}")
+            return False
+        self.since = time.time()
+        say(f"{self.folder} has changed: the new model answers from now on")
+        return True
+
+
+class _Meters:
+    """What /metrics tells."""
+
+    def __init__(self) -> None:
+        self.registry = prometheus.CollectorRegistry()
+        prefix = "selfcon_"
+        self.requests = prometheus.Counter(
+            f"{prefix}requests", "Requests by path and status", ["path", "status"], registry=self.registry
+        )
+        self.seconds = prometheus.Histogram(
+            f"{prefix}request_seconds",
+            "Time to answer a request",
+            ["path"],
+            registry=self.registry,
+            buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
+        )
+        self.batches = prometheus.Histogram(
+            f"{prefix}batch_images", "Images in a batch", registry=self.registry, buckets=(1, 2, 4, 8, 16, 32, 64)
+        )
+        self.answers = prometheus.Counter(
+            f"{prefix}answers", "Images by the answer that was given", ["answer"], registry=self.registry
+        )
+
+
+class _Rates:
+    """So many requests a second of each client, and twice as many at once."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate, self._left = rate, dict[str, tuple[float, float]]()
+
+    def allows(self, client: str) -> bool:
+        now = time.monotonic()
+        left, before = self._left.get(client, (2 * self.rate, now))
+        left = min(2 * self.rate, left + self.rate * (now - before))
+        if len(self._left) > 10_000:  # clients that were not heard of for long have all of theirs again
+            self._left.clear()
+        self._left[client] = (max(0.0, left - 1), now)
+        return left >= 1
+
+
+def make_app(holder: Holder, gallery: Gallery | None, limits: Limits, hosts: Sequence[str] = ("*",)) -> FastAPI:
+    """The service for a model; `hosts` are the names that it answers to."""
+    meters, rates = _Meters(), _Rates(limits.rate)
+    service = _Service(holder, gallery, limits, meters)
+    app = FastAPI(
+        title="selfcon",
+        version=selfcon.__version__,
+        lifespan=service.life,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
+
+    @app.middleware("http")
+    async def surround(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
+        start = time.perf_counter()
+        if not rates.allows(request.client.host if request.client else ""):
+            response: Response = _refuse(429, "Too many requests: slow down.")
+        else:
+            response = await _guarded(go_on, request)
+        route = request.scope.get("route")
+        path = getattr(route, "path", "other")
+        meters.requests.labels(path, str(response.status_code)).inc()
+        meters.seconds.labels(path).observe(time.perf_counter() - start)
+        for name, value in _SAFE.items():
+            response.headers.setdefault(name, value)
+        return response
+
+    @app.exception_handler(HTTPException)
+    async def told(request: Request, error: HTTPException) -> Response:
+        return _refuse(error.status_code, str(error.detail))
+
+    @app.exception_handler(RequestValidationError)
+    async def explained(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        return _refuse(400, f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}.")
+
+    service.add_routes(app)
+    return app
+
+
+async def _guarded(go_on: Callable[[Request], Awaitable[Response]], request: Request) -> Response:
+    try:
+        return await go_on(request)
+    except BusyError:
+        return _refuse(429, "Too many images wait for their answer: try again later.", {"Retry-After": "1"})
+    except BadImageError as error:
+        return _refuse(422, str(error))
+    except UsageError as error:
+        return _refuse(400, str(error))
+
+
+def _refuse(status: int, sentence: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"error": sentence}, status, headers)
+
+
+async def _watch(holder: Holder) -> None:
+    while True:
+        await asyncio.sleep(_LOOK_EVERY)
+        await asyncio.to_thread(holder.refresh)
+
+
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "image/*": {"schema": {"type": "string", "format": "binary"}},
+            "application/json": {"schema": Wanted.model_json_schema()},
+        },
+    }
+}
+
+
+class _Service:
+    """What each path does."""
+
+    def __init__(self, holder: Holder, gallery: Gallery | None, limits: Limits, meters: _Meters) -> None:
+        self.holder, self.gallery, self.limits, self.meters = holder, gallery, limits, meters
+        self.batcher = Batcher(
+            lambda: self.holder.model, most_waiting=limits.waiting, watch=self.meters.batches.observe
+        )
+        self.readers = ThreadPoolExecutor(4, thread_name_prefix="read")
+
+    @contextlib.asynccontextmanager
+    async def life(self, app: FastAPI) -> AsyncIterator[None]:
+        """From before the first request to after the last one."""
+        tasks = [asyncio.create_task(self.batcher.work()), asyncio.create_task(_watch(self.holder))]
+        yield
+        for task in tasks:
+            task.cancel()
+        for pool in (self.batcher.thread, self.readers):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def add_routes(self, app: FastAPI) -> None:
+        for path in _PAGE:
+            app.get(f"/{path}", include_in_schema=False)(self._page(path))
+        app.get("/health")(self.health)
+        app.get("/metrics", response_class=Response)(self.metrics)
+        app.get("/v1/model")(self.describe)
+        app.post("/v1/predict", openapi_extra=_BODY)(self.predict)
+        app.post("/v1/embed", openapi_extra=_BODY)(self.embed)
+        app.post("/v1/neighbours", openapi_extra=_BODY)(self.neighbours)
+        app.post("/v1/explain", openapi_extra=_BODY)(self.explain)
+        app.get("/v1/samples")(self.samples)
+        app.get("/v1/images/{split}/{number}.png", response_class=Response)(self.image)
+
+    def _page(self, path: str) -> Callable[[], Response]:
+        name, kind = _PAGE[path]
+        content = files("selfcon.deploy").joinpath("page", name).read_bytes()
+        return lambda: Response(content, media_type=kind)
+
+    def health(self) -> dict[str, Any]:
+        """Whether the service is there, and since when its model is."""
+        return {"status": "ok", "model": self.holder.folder.resolve().name, "loaded": self.holder.since}
+
+    def metrics(self) -> Response:
+        """Counters and times for Prometheus."""
+        return Response(prometheus.generate_latest(self.meters.registry), media_type=prometheus.CONTENT_TYPE_LATEST)
+
+    def describe(self) -> dict[str, Any]:
+        """The model: classes, exits, and what early answers cost."""
+        model = self.holder.model
+        curve = [
+            {"threshold": each.threshold, "cost": each.cost, "accuracy": each.accuracy} for each in model.trust.curve
+        ]
+        return {
+            "name": self.holder.folder.resolve().name,
+            "network": model.facts["network"]["name"],
+            "method": model.facts["method"],
+            "classes": model.classes,
+            "exits": model.exits,
+            "image_size": model.eye.size,
+            "calibrated": bool(model.trust.temperatures),
+            "criterion": model.trust.rule.criterion if model.trust.rule else None,
+            "threshold": model.trust.rule.threshold if model.trust.rule else None,
+            "curve": curve,
+            "gallery": self.gallery is not None,
+        }
+
+    async def predict(
+        self,
+        request: Request,
+        exit: str = "ensemble",  # noqa: A002 - the word for it
+        top: int = 1,
+        budget: float | None = None,
+    ) -> dict[str, Any]:
+        """The likeliest classes of an image (its bytes as the body) or of several (as JSON)."""
+        crops, wish = await self._read(request, Wish(exit, budget, top))
+        good = [crop for crop in crops if not isinstance(crop, BadImageError)]
+        if not good:
+            raise crops[0]  # type: ignore[misc]
+        answers = iter(await self.batcher.ask(good, wish))
+        rows: list[dict[str, Any]] = []
+        for crop in crops:
+            if isinstance(crop, BadImageError):
+                rows.append({"error": str(crop)})
+            else:
+                answer = next(answers)
+                self.meters.answers.labels(answer.exit).inc()
+                rows.append(answer.to_dict())
+        return {"predictions": rows}
+
+    async def embed(self, request: Request) -> dict[str, Any]:
+        """The features of every exit, of one image or several."""
+        crops = await self._all_good(request)
+        features = await self._in_turn(lambda: self.holder.model.embed_crops(crops))
+        return {
+            "features": [{name: each[row].tolist() for name, each in features.items()} for row in range(len(crops))]
+        }
+
+    async def neighbours(self, request: Request, exit: str = "backbone", k: int = 8) -> dict[str, Any]:  # noqa: A002
+        """The nearest training images of an image, by the features of an exit."""
+        gallery = self._gallery()
+        if exit not in gallery.features:
+            raise UsageError(f"There is no exit {exit!r}; there are {', '.join(gallery.features)}.")
+        crops = await self._all_good(request)
+        features = await self._in_turn(lambda: self.holder.model.embed_crops(crops))
+        return {"neighbours": [gallery.neighbours(feature, exit, k) for feature in features[exit]]}
+
+    async def explain(self, request: Request, top: int = 5) -> dict[str, Any]:
+        """What every exit thinks of an image, and where it looks."""
+        crops = await self._all_good(request)
+        if not 1 <= top <= len(self.holder.model.classes):
+            raise UsageError(f"The likeliest 1 to {len(self.holder.model.classes)} classes can be told, not {top}.")
+        found: dict[str, Any] = await self._in_turn(lambda: look_closer(self.holder.model, crops[0], top=top))
+        return found
+
+    def samples(self) -> dict[str, Any]:
+        """Some test images to try."""
+        return {"samples": self._gallery().samples}
+
+    def image(self, split: str, number: int) -> Response:
+        """An image of the run's data."""
+        found = self._gallery().png(split, number)
+        if found is None:
+            raise HTTPException(404, "There is no such image.")
+        return Response(found, media_type="image/png")
+
+    def _gallery(self) -> Gallery:
+        if self.gallery is None:
+            raise HTTPException(404, "The run's data are not at hand, so there are no images to show.")
+        return self.gallery
+
+    async def _in_turn(self, work: Callable[[], Any]) -> Any:
+        """In the thread that also answers, so that nothing computes at the same time."""
+        return await asyncio.get_running_loop().run_in_executor(self.batcher.thread, work)
+
+    async def _all_good(self, request: Request) -> list[Pixels]:
+        crops, _ = await self._read(request, Wish())
+        for crop in crops:
+            if isinstance(crop, BadImageError):
+                raise crop
+        return crops  # type: ignore[return-value]
+
+    async def _read(self, request: Request, wish: Wish) -> tuple[list[Pixels | BadImageError], Wish]:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if not kind.startswith("image/") and kind not in ("application/octet-stream", "application/json"):
+            raise HTTPException(415, "Send an image as it is (image/jpeg, ...), or several as JSON.")
+        body = await self._body(request)
+        images = [body]
+        if kind == "application/json":
+            wanted = _parse(body)
+            if len(wanted.images) > self.limits.images:
+                raise HTTPException(413, f"A request holds at most {self.limits.images} images.")
+            images, wish = [_from_base64(each) for each in wanted.images], Wish(wanted.exit, wanted.budget, wanted.top)
+        loop = asyncio.get_running_loop()
+        crops = await asyncio.gather(*(loop.run_in_executor(self.readers, self._crop, each) for each in images))
+        return list(crops), wish
+
+    async def _body(self, request: Request) -> bytes:
+        too_large = HTTPException(413, f"A request holds at most {self.limits.bytes:,} bytes.")
+        with contextlib.suppress(ValueError):
+            if int(request.headers.get("content-length", "0")) > self.limits.bytes:
+                raise too_large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self.limits.seconds):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > self.limits.bytes:
+                        raise too_large
+        except TimeoutError:
+            raise HTTPException(408, f"The request was not sent within {self.limits.seconds:g} seconds.") from None
+        except ClientDisconnect:
+            raise HTTPException(400, "The request was broken off.") from None
+        return bytes(body)
+
+    def _crop(self, data: bytes) -> Pixels | BadImageError:
+        try:
+            with contextlib.suppress(Exception), Image.open(BytesIO(data), formats=FORMATS) as image:
+                if image.width * image.height > self.limits.pixels:
+                    return BadImageError(
+                        f"The image has {image.width} x {image.height} pixels, more than "
+                        f"{self.limits.pixels / 1e6:.0f} million."
+                    )
+            return self.holder.model.eye.crop(decode(Path("The image"), data).pixels)
+        except BadImageError as error:
+            return error
+
+
+def _parse(body: bytes) -> Wanted:
+    try:
+        return Wanted.model_validate(json.loads(body))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the request"
+        raise HTTPException(400, f"{place}: {first['msg']}.") from None
+    except (ValueError, RecursionError):
+        raise HTTPException(400, "The request is no JSON.") from None
+
+
+def _from_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text.removeprefix("data:").partition("base64,")[2] or text, validate=True)
+    except (binascii.Error, ValueError):
+        raise HTTPException(400, "An image is no base64.") from None

@@ -1,0 +1,104 @@
+"""`selfcon serve`: a run as a service on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from selfcon.deploy.gallery import Gallery
+from selfcon.errors import SelfconError, UsageError
+from selfcon.evaluation.accuracy import embed
+from selfcon.progress import say
+from selfcon.report.plots import spread
+from selfcon.workflows.task import choose_device
+from selfcon.workflows.trained import open_run
+
+_SHOWN, _KNOWN = 24, 5000  # test images to try, training images to be neighbours
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def serve(
+    run_folder: str | Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    device: str = "auto",
+    rate: float = 200.0,
+    gallery: bool = True,
+) -> None:
+    """Answer requests until a signal; those that are under way are finished first."""
+    try:
+        import uvicorn
+
+        from selfcon.deploy.server import Holder, Limits, make_app
+    except ImportError:
+        raise UsageError("The service needs packages: pip install 'selfcon[serve]'.") from None
+    if not rate > 0:
+        raise UsageError(f"Requests a second must be more than 0, not {rate:g}.")
+    holder = Holder(Path(run_folder), choose_device(device))
+    if not holder.model.net.classifiers:
+        raise UsageError(f"{run_folder} has no classifiers yet: `selfcon probe` trains them.")
+    shown = make_gallery(run_folder, device) if gallery else None
+    hosts = (*_LOOPBACK, "[::1]") if host in _LOOPBACK else ("*",)
+    app = make_app(holder, shown, Limits(rate=rate), hosts)
+
+    class Server(uvicorn.Server):
+        """As uvicorn's, but a signal that was obeyed is no error."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+            try:
+                yield
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=10,
+        timeout_graceful_shutdown=30,
+    )
+    place = f"http://{'[' + host + ']' if ':' in host else host}:{port}"
+    say(f"{Path(run_folder).resolve().name} answers at {place}")
+    if host not in _LOOPBACK:
+        say("note: this service can be reached from other machines, and asks nobody who they are")
+    server = Server(config)
+    try:
+        server.run()
+    except SystemExit:
+        raise UsageError(f"The service cannot listen at {host}:{port}: another one may be there.") from None
+
+
+def make_gallery(run_folder: str | Path, device: str) -> Gallery | None:
+    """The run's images to show; None where its data are not at hand any more."""
+    try:
+        run = open_run(run_folder, device)
+        train, test = run.split("train"), run.split("test")
+    except SelfconError as error:
+        say(f"note: no images to show beside answers ({error})")
+        return None
+    some = spread(len(train), _KNOWN)
+    known = train.take(some.to(train.device))
+    features = {
+        name: torch.nn.functional.normalize(each) for name, each in embed(run.net, known, size=run.size).items()
+    }
+    classes, shown = run.facts["classes"], spread(len(test), _SHOWN)
+    splits = {"train": train, "test": test}
+    return Gallery(
+        features=features,
+        rows=some.tolist(),
+        labels=[classes[label] for label in known.labels.tolist()],
+        samples=[{"image": int(row), "class": classes[int(test.labels[row])]} for row in shown],
+        picture=lambda split, number: splits[split].pictures(torch.tensor([number]))[0],
+        counts={name: len(each) for name, each in splits.items()},
+    )
