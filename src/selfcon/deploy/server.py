@@ -26,6 +26,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.exceptions import HTTPException as PlainHTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 
@@ -181,8 +182,8 @@ def make_app(holder: Holder, gallery: Gallery | None, limits: Limits, hosts: Seq
             response.headers.setdefault(name, value)
         return response
 
-    @app.exception_handler(HTTPException)
-    async def told(request: Request, error: HTTPException) -> Response:
+    @app.exception_handler(PlainHTTPException)
+    async def told(request: Request, error: PlainHTTPException) -> Response:
         return _refuse(error.status_code, str(error.detail))
 
     @app.exception_handler(RequestValidationError)
@@ -289,6 +290,7 @@ class _Service:
             "criterion": model.trust.rule.criterion if model.trust.rule else None,
             "threshold": model.trust.rule.threshold if model.trust.rule else None,
             "curve": curve,
+            "costs": model.trust.costs,
             "gallery": self.gallery is not None,
         }
 

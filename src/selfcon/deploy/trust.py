@@ -31,6 +31,7 @@ class Trust:
     temperatures: Mapping[str, float] = field(default_factory=dict)
     rule: Rule | None = None
     curve: tuple[Point, ...] = ()  # on held-out images, cheapest first
+    costs: tuple[float, ...] = ()  # of getting as far as each answer, as parts of the whole
     silence: float | None = None  # answers less probable are not given
     strangers: Mapping[str, Strangeness] = field(default_factory=dict)  # by exit
     strange_above: Mapping[str, float] = field(default_factory=dict)
@@ -82,6 +83,7 @@ def _read(folder: Path, found: dict[str, Any]) -> Trust:
         temperatures={str(name): float(value) for name, value in found["temperatures"].items()},
         rule=None if early is None else Rule(early["criterion"], float(early["threshold"])),
         curve=() if early is None else tuple(_point(each) for each in early["curve"]),
+        costs=() if early is None else tuple(float(each) for each in early["costs"]),
         silence=None if found.get("silence") is None else float(found["silence"]),
         strangers=strangers,
         strange_above={str(name): float(value) for name, value in found.get("strange_above", {}).items()},

@@ -260,7 +260,8 @@ class _Calibration:
             "points": rows,
         }
         pictures["early-exit"] = trust_figures.draw_early_exit(rows, chosen_row, alone)
-        return {"criterion": criterion, "threshold": chosen.threshold, "curve": [asdict(point) for point in curve]}
+        rule = {"criterion": criterion, "threshold": chosen.threshold}
+        return {**rule, "costs": costs, "curve": [asdict(point) for point in curve]}
 
     def _tell(self, answers: Sequence[Tensor], costs: Sequence[float], criterion: str, threshold: float) -> Point:
         return follow(answers, self.telling.labels, costs, Rule(criterion, threshold))

@@ -38,6 +38,7 @@ async function show(blob) {
     at("result").hidden = false;
     draw();
     say("");
+    if (innerWidth < 900) at("result").scrollIntoView({ behavior: "smooth" });
     if (model.gallery) await drawNeighbours(own);
   } catch (error) {
     if (own === turn) say(error.message, true);
@@ -52,21 +53,15 @@ function decide() {
   return { number: number < 0 ? answers.length - 1 : number, point };
 }
 
-function costs() { // of getting as far as each exit: the cheapest point of the curve is the first exit's
-  const count = last.found.answers.length;
-  const first = model.curve.length ? model.curve[0].cost : 1;
-  return last.found.answers.map((_, number) => number === 0 && count > 1 ? first : number === count - 1 ? 1 : null);
-}
-
 function draw() {
   const { number, point } = decide();
   const chosen = last.found.answers[number];
   const best = chosen.classes[0];
   const unknown = last.answer.unknown && number === last.found.answers.length - 1;
   at("answer").textContent = `${unknown ? "Unknown; perhaps " : ""}${best.class}, ${percent(best.probability)}`;
-  const cost = costs()[number];
+  const cost = model.costs[number] ?? 1;
   at("verdict").textContent = `answered by ${chosen.name}` +
-    (cost !== null && cost < 1 ? `, which saves ${percent(1 - cost)} of the computation` : "");
+    (cost < 1 ? `, which saves ${percent(1 - cost)} of the computation` : "");
   if (point) at("spent").textContent = `${percent(point.cost)} of the whole on average, ${point.accuracy.toFixed(1)} % right on held-out images`;
   const place = at("exits");
   place.replaceChildren();
@@ -192,6 +187,8 @@ async function begin() {
       at("budget").value = chosen < 0 ? model.curve.length - 1 : chosen;
     }
     if (model.gallery) await drawSamples();
+    const wish = location.hash.match(/^#(test|train)\/\d+$/); // a link to an image of the data
+    if (wish) await show(await (await fetch(`v1/images/${wish[0].slice(1)}.png`)).blob());
   } catch (error) {
     say(error.message, true);
   }

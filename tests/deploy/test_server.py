@@ -1,0 +1,286 @@
+"""The service: the model's answers, a clear refusal for everything else, and nothing left behind."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import selfcon
+from tests.workflows.conftest import write_stripes
+
+pytest.importorskip("fastapi")
+httpx = pytest.importorskip("httpx")
+
+from starlette.testclient import TestClient  # noqa: E402
+
+from selfcon.deploy.server import Holder, Limits, make_app  # noqa: E402
+from selfcon.workflows.serving import make_gallery  # noqa: E402
+
+PNG = {"content-type": "image/png"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("serve")
+    data = write_stripes(folder / "stripes.npz", train=96)
+    small: Any = {"width": 0.125, "epochs": 2, "batch_size": 32, "probe.epochs": 4, "device": "cpu"}
+    selfcon.fit(data=str(data), out=folder / "run", **small)
+    selfcon.calibrate(folder / "run", device="cpu")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(place: Path) -> Iterator[TestClient]:
+    holder = Holder(place / "run", torch.device("cpu"))
+    limits = Limits(bytes=200_000, images=4, rate=10_000)
+    with TestClient(make_app(holder, make_gallery(place / "run", "cpu"), limits)) as found:
+        yield found
+
+
+def png(seed: int = 0, side: int = 16) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    data = io.BytesIO()
+    Image.fromarray(pixels).save(data, "PNG")
+    return data.getvalue()
+
+
+def test_answers_are_the_models(client: TestClient, place: Path) -> None:
+    model = selfcon.load(place / "run", "cpu")
+    for query, options in (
+        ("", {}),
+        ("?exit=exit2&top=3", {"exit": "exit2", "top": 3}),
+        ("?budget=0.9", {"budget": 0.9}),
+    ):
+        found = client.post(f"/v1/predict{query}", content=png(), headers=PNG).json()["predictions"][0]
+        expected = model.predict(png(), **options)[0].to_dict()
+        assert found.pop("probabilities") == pytest.approx(expected.pop("probabilities"), abs=1e-5)
+        assert found.pop("strangeness") == pytest.approx(expected.pop("strangeness"), abs=1e-5)
+        assert found == expected
+    images = [base64.b64encode(each).decode() for each in (png(1), b"no image", png(2))]
+    rows = client.post("/v1/predict", json={"images": images, "top": 2, "exit": "early"}).json()["predictions"]
+    assert [len(row.get("classes", [])) for row in rows] == [2, 0, 2]
+    assert "is not an image" in rows[1]["error"]
+    features = client.post("/v1/embed", content=png(), headers=PNG).json()["features"][0]
+    assert features["exit2"] == pytest.approx(model.embed([png()])["exit2"][0].tolist(), abs=1e-4)
+
+
+def test_a_closer_look(client: TestClient) -> None:
+    found = client.post("/v1/explain?top=4", content=png(), headers=PNG).json()
+    assert list(found["exits"]) == ["exit2", "backbone"]
+    assert [each["name"] for each in found["answers"]] == ["exit2", "ensemble"]
+    for each in found["exits"].values():
+        warm = np.array(each["map"])
+        assert 0 <= warm.min() <= warm.max() <= 1
+        assert sum(guess["probability"] for guess in each["classes"]) == pytest.approx(1, abs=1e-5)
+    image = client.get("/v1/images/train/7.png").content
+    nearest = client.post("/v1/neighbours?k=3&exit=exit2", content=image, headers=PNG).json()["neighbours"][0]
+    assert nearest[0]["image"] == 7  # itself
+    assert nearest[0]["cosine"] == pytest.approx(1, abs=1e-4)
+    samples = client.get("/v1/samples").json()["samples"]
+    assert len(samples) == 24
+    assert client.get(f"/v1/images/test/{samples[0]['image']}.png").content.startswith(b"\x89PNG")
+
+
+def test_what_is_around_it(client: TestClient) -> None:
+    assert client.get("/health").json()["status"] == "ok"
+    client.post("/v1/predict", content=png(), headers=PNG)
+    metrics = client.get("/metrics").text
+    assert 'selfcon_requests_total{path="/v1/predict",status="200"}' in metrics
+    assert "selfcon_answers_total" in metrics
+    paths = client.get("/openapi.json").json()["paths"]
+    assert {"/v1/predict", "/v1/embed", "/v1/neighbours", "/v1/explain", "/health"} <= set(paths)
+    for path in ("/", "/page.js", "/page.css"):
+        page = client.get(path)
+        assert page.status_code == 200
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        assert "http://" not in page.text
+        assert "https://" not in page.text
+    about = client.get("/v1/model").json()
+    assert about["costs"][-1] == 1
+    assert about["exits"] == ["exit2", "backbone"]
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG whose header promises more than it holds."""
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunk = b"IHDR" + head
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
+
+
+def hostile() -> list[tuple[str, str, dict[str, Any]]]:
+    """Requests that must be refused: method, path and what is sent."""
+    good = base64.b64encode(png()).decode()
+    bodies = [
+        b"",
+        b"no",
+        b"GIF89a",
+        png()[:40],
+        bomb(60_000, 60_000),
+        bomb(0, 0),
+        b"\xff\xd8" * 40,
+        b"<svg/>",
+        b"MZ" * 99,
+    ]
+    found: list[tuple[str, str, dict[str, Any]]] = [
+        ("POST", path, {"content": body, "headers": PNG})
+        for path in ("/v1/predict", "/v1/embed", "/v1/explain", "/v1/neighbours")
+        for body in bodies
+    ]
+    texts: list[Any] = [
+        "{",
+        "[]",
+        "{}",
+        "null",
+        "3",
+        '"x"',
+        "[" * 3000,
+        '{"images": []}',
+        '{"images": 3}',
+        '{"images": ["?"]}',
+    ]
+    texts += [json.dumps({"images": [good] * 5}), json.dumps({"images": [good], "nothing": 1})]
+    texts += [json.dumps({"images": [good], "top": value}) for value in (0, -1, 99, "x", None, 1e99)]
+    texts += [json.dumps({"images": [good], "exit": value}) for value in ("", "exit9", "../x", 3, None)]
+    texts += [json.dumps({"images": [good], "budget": value}) for value in (0, -1, 2, "x", float("nan"), 1e-9)]
+    found += [
+        ("POST", "/v1/predict", {"content": text, "headers": {"content-type": "application/json"}}) for text in texts
+    ]
+    found += [
+        ("POST", f"/v1/predict?{query}", {"content": png(), "headers": PNG})
+        for query in (
+            "top=0",
+            "top=x",
+            "top=99999999999999999999",
+            "exit=%00",
+            "exit=nowhere",
+            "budget=nan",
+            "budget=-1",
+        )
+    ]
+    found += [
+        ("POST", f"/v1/neighbours?{query}", {"content": png(), "headers": PNG}) for query in ("k=0", "k=9999", "exit=x")
+    ]
+    found += [
+        ("POST", "/v1/predict", {"content": png(), "headers": {"content-type": kind}})
+        for kind in ("text/html", "", "é;")
+    ]
+    found += [("POST", "/v1/predict", {"content": b"0" * 300_000, "headers": PNG})]
+    odd = ("/v1/images/../../x/1.png", "/v1/images/train/-1.png", "/v1/images/train/999999.png", "/v1/images/etc/1.png")
+    found += [("GET", path, {}) for path in (*odd, "/etc/passwd", "/%2e%2e/x", "/docs", "/v1/predict", "/page.html")]
+    found += [("DELETE", "/v1/model", {}), ("PUT", "/", {}), ("POST", "/health", {})]
+    return found
+
+
+def test_whatever_is_wrong_is_a_4xx_with_a_sentence(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    requests = hostile()
+    assert len(requests) > 80
+    for method, path, sent in requests:
+        try:
+            response = client.request(method, path, **sent)
+        except UnicodeEncodeError:  # what no client can send
+            continue
+        assert 400 <= response.status_code < 500, (method, path, sent, response.text)
+        assert isinstance(response.json()["error"], str)
+    assert client.post("/v1/predict", content=png(), headers=PNG).status_code == 200
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_limits_of_rate_and_of_waiting(place: Path) -> None:
+    holder = Holder(place / "run", torch.device("cpu"))
+    with TestClient(make_app(holder, None, Limits(rate=2))) as client:
+        codes = [client.get("/health").status_code for _ in range(8)]
+        assert codes[:4] == [200] * 4
+        assert 429 in codes
+    with TestClient(make_app(holder, None, Limits(waiting=0))) as client:
+        assert client.post("/v1/predict", content=png(), headers=PNG).status_code == 429
+        assert client.get("/v1/samples").status_code == 404  # without the run's data
+    with TestClient(make_app(holder, None, Limits(), ["127.0.0.1"])) as client:
+        assert client.get("/health", headers={"host": "evil.example"}).status_code == 400
+
+
+def test_a_new_model_is_taken_and_a_broken_one_is_not(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place / "run", tmp_path / "run")
+    holder = Holder(tmp_path / "run", torch.device("cpu"))
+    first = holder.model
+    assert not holder.refresh()
+    weights = (tmp_path / "run" / "model.safetensors").read_bytes()
+    (tmp_path / "run" / "model.safetensors").write_bytes(weights[:-100])
+    assert not holder.refresh()
+    assert holder.model is first
+    (tmp_path / "run" / "model.safetensors").write_bytes(weights)
+    assert holder.refresh()
+    assert holder.model is not first
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def test_requests_under_way_are_answered_before_it_ends(place: Path) -> None:
+    port = free_port()
+    words = [sys.executable, "-m", "selfcon", "serve", "run", "--port", str(port), "--device", "cpu", "--no-gallery"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(words, cwd=place, stderr=subprocess.PIPE, text=True, env=environment)
+    url = f"http://127.0.0.1:{port}"
+    codes: list[int] = []
+    refused = threading.Event()
+
+    def ask() -> None:
+        with httpx.Client(base_url=url, timeout=30) as client:
+            while not refused.is_set():
+                try:
+                    codes.append(client.post("/v1/predict", content=png(), headers=PNG).status_code)
+                except (httpx.ConnectError, httpx.RemoteProtocolError, httpx.ReadError):
+                    refused.set()  # it listens no more
+
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                httpx.get(f"{url}/health")
+                break
+            except httpx.TransportError:
+                time.sleep(0.2)
+        # A client that hangs in the middle of its request keeps nobody waiting.
+        hanging = socket.create_connection(("127.0.0.1", port))
+        hanging.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: image/png\r\n")
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(1.5)
+        process.send_signal(signal.SIGTERM)
+        for thread in threads:
+            thread.join(30)
+        _, errors = process.communicate(timeout=40)
+        hanging.close()
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    assert len(codes) > 10
+    assert set(codes) == {200}
+    assert "Traceback" not in errors
