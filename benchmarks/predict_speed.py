@@ -15,20 +15,21 @@ import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torchvision.transforms as tvt
 from PIL import Image
 
 import selfcon
+from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.training.artifact import load_model
 from selfcon.workflows.inference import find_images
 
 ROUNDS = 3
 
 
-def plain_loop(run: Path, files: list[Path], batch_size: int) -> Iterator[int]:
-    net, facts = load_model(run)
+def plain_loop(net: MultiExitNetwork, facts: dict[str, Any], files: list[Path], batch_size: int) -> Iterator[int]:
     size = facts["image_size"]
     shorter = round(size * 256 / 224) if facts.get("streamed") else size
     transform = tvt.Compose(
@@ -51,6 +52,7 @@ def main() -> None:
     options = parser.parse_args()
     files = list(itertools.islice(itertools.cycle(find_images([options.folder])), options.images))
     model = selfcon.load(options.run, "cpu")
+    net, facts = load_model(options.run)
     for batch_size in map(int, options.batch_sizes.split(",")):
         times: dict[str, list[float]] = {"selfcon": [], "plain loop": []}
         agree = 0.0
@@ -59,7 +61,7 @@ def main() -> None:
             ours = [answer.classes[0] for answer in model.stream(files, batch_size=batch_size)]  # type: ignore[union-attr]
             times["selfcon"].append(time.perf_counter() - start)
             start = time.perf_counter()
-            theirs = [model.classes[guess] for guess in plain_loop(options.run, files, batch_size)]
+            theirs = [model.classes[guess] for guess in plain_loop(net, facts, files, batch_size)]
             times["plain loop"].append(time.perf_counter() - start)
             agree = sum(a == b for a, b in zip(ours, theirs, strict=True)) / len(files)
         row = {name: round(len(files) / statistics.median(spent), 1) for name, spent in times.items()}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
-from PIL import Image
+from PIL import Image, ImageOps
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -47,10 +47,10 @@ class Stages:
         return found, names
 
 
-def read(path: str, size: int) -> np.ndarray:
-    """The middle of an image, its shorter side brought to `size`."""
-    image = Image.open(path).convert("RGB")
-    scale = size / min(image.size)
+def read(path: str, size: int, shorter_side: int) -> np.ndarray:
+    """The middle of an image, after its shorter side was brought to a length."""
+    image = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
+    scale = shorter_side / min(image.size)
     image = image.resize([max(size, round(side * scale)) for side in image.size], Image.Resampling.BILINEAR)
     left, top = ((side - size) // 2 for side in image.size)
     pixels = np.asarray(image.crop((left, top, left + size, top + size)), np.float32)
@@ -62,7 +62,8 @@ def main() -> None:
     stages = Stages(folder)
     if stages.about["criterion"] != "confidence":
         sys.exit("This example knows the criterion `confidence` alone.")
-    probabilities, names = stages.answer(np.stack([read(path, stages.about["image_size"]) for path in paths]))
+    sides = (stages.about["image_size"], stages.about["shorter_side"])
+    probabilities, names = stages.answer(np.stack([read(path, *sides) for path in paths]))
     for path, each, name in zip(paths, probabilities, names, strict=True):
         print(f"{path}: {stages.about['classes'][each.argmax()]} {100 * each.max():.1f} % ({name})")
 

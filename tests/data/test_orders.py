@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -37,6 +39,14 @@ def test_classes_come_equally_often_and_in_pairs(sizes: list[int], epoch: int) -
     again = draw_order(labels, seed=3, epoch=epoch, balanced=True, device="cpu")
     assert torch.equal(numbers, again)
     assert torch.equal(draw_order(labels, seed=3, epoch=epoch, device="cpu").sort().values, torch.arange(count))
+
+
+def test_many_samples_of_two_classes_are_ordered_at_once() -> None:
+    labels = (torch.arange(200_000) % 50 == 0).long()
+    start = time.perf_counter()
+    numbers = draw_order(labels, seed=0, epoch=0, balanced=True, device="cpu")
+    assert time.perf_counter() - start < 3
+    assert torch.bincount(labels[numbers % 200_000]).tolist() == [100_000, 100_000]
 
 
 def unequal() -> ArrayImages:

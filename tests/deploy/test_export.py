@@ -107,6 +107,15 @@ def test_other_networks(name: str, tmp_path: Path) -> None:
     assert write(net, facts, Trust(), tmp_path)[0].endswith(".onnx")  # compared there
 
 
+def test_what_does_not_run_stage_by_stage_is_exported_whole(tmp_path: Path) -> None:
+    data = write_stripes(tmp_path / "stripes.npz", train=32)
+    small: Any = {"model": "vit_tiny_patch16_224", "exits": "none", "device": "cpu"}
+    selfcon.train(data=str(data), out=tmp_path / "run", method="ce", epochs=1, batch_size=16, **small)
+    result = selfcon.export(tmp_path / "run")
+    assert "model.onnx" in result["files"]
+    assert not any(name.startswith("stage") for name in result["files"])
+
+
 def test_mistakes(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for words, code, sentence in (
         ([place / "run", "--formats", "onx"], 64, "did you mean 'onnx'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from PIL import Image
 
 import selfcon
+from selfcon.data.streamed import fit as streamed_fit
 from selfcon.deploy.predictor import Predictor
 from selfcon.errors import BadImageError, DataError, UsageError
 from selfcon.evaluation.accuracy import predict
@@ -187,11 +189,14 @@ def test_what_is_no_image_does_not_stop_the_rest(place: Path, tmp_path: Path) ->
 
 def test_unknown_is_said_below_the_threshold_and_of_strangers(place: Path, model: Predictor) -> None:
     silent = [each.unknown for each in model.predict(in_order(place))]
-    assert model.trust.silence is not None
-    for each in model.predict(in_order(place)):
-        if each.probabilities[0] < model.trust.silence:
+    for leave in ("exit1", "ensemble"):  # each with a threshold of its own
+        for each in model.predict(in_order(place), exit=leave):
+            if each.probabilities[0] < model.trust.silence[leave]:
+                assert each.unknown
+                assert each.label == "unknown"
+    for each in model.predict(in_order(place), exit="early"):
+        if each.probabilities[0] < model.trust.silence_early[each.exit]:
             assert each.unknown
-            assert each.label == "unknown"
     noise = np.random.default_rng(0).integers(0, 256, (20, 16, 16, 3), dtype=np.uint8)
     strange = [each.strangeness or 0 for each in model.predict(list(noise))]
     known = [each.strangeness or 0 for each in model.predict(in_order(place))]
@@ -206,12 +211,39 @@ def test_folders_that_were_changed(place: Path, tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"model_sha256": "0" * 64}, "other weights"),
         ({"format": 9}, "is of format 9"),
-        ({"temperatures": 3}, "cannot be read as calibration"),
+        ({"temperatures": 3}, "cannot be used"),
+        ({"temperatures": {"ensemble": 0}}, "not above 0"),
+        ({"temperatures": {"ensemble": float("nan")}}, "no number"),
+        ({"silence": {"ensemble": float("nan")}}, "no number"),
+        ({"early_exit": {**trust["early_exit"], "curve": []}}, "curve is empty"),
+        ({"early_exit": {**trust["early_exit"], "threshold": "x"}}, "cannot be used"),
+        ({"strange_above": {"exit9": 1.0}}, "no exit 'exit9'"),
+        ({"tensors_sha256": "0"}, "not the file that it tells of"),
     ]
     for change, words in cases:
         (run / "calibration.json").write_text(json.dumps({**trust, **change}))
         with pytest.raises(DataError, match=words):
             selfcon.load(run, "cpu")
+    (run / "calibration.json").write_text("[" * 100_000)
+    with pytest.raises(DataError, match="cannot be used"):
+        selfcon.load(run, "cpu")
+    (run / "calibration.json").write_text(json.dumps(trust))
+    (run / "calibration.safetensors").rename(run / "x")
+    with pytest.raises(DataError, match="cannot be used"):
+        selfcon.load(run, "cpu")
+    facts = json.loads((run / "model.json").read_text())
+    for name, values in {
+        "classes": (None, 5, ["a"], [1, 2, 3, 4]),
+        "mean": (None, [0.5], ["x"] * 3, [float("nan")] * 3),
+        "std": ([0.0] * 3,),
+        "image_size": (None, "x", 0, 10**6),
+        "method": (None,),
+    }.items():
+        for value in values:
+            (run / "model.json").write_text(json.dumps({**facts, name: value}))
+            with pytest.raises(DataError, match="cannot be read"):
+                selfcon.load(run, "cpu")
+    (run / "model.json").write_text(json.dumps(facts))
     (run / "calibration.json").unlink()
     with pytest.raises(UsageError, match="`selfcon calibrate` chooses one"):
         selfcon.load(run, "cpu").predict(in_order(place), exit="early")
@@ -228,9 +260,68 @@ def test_networks_without_exits_answer_too(tmp_path: Path) -> None:
     result = selfcon.calibrate(tmp_path / "run", device="cpu")
     assert "early_exit" not in result
     model = selfcon.load(tmp_path / "run", "cpu")
-    assert model.predict(np.zeros((16, 16, 3), np.uint8))[0].exit == "ensemble"
+    assert model.predict(np.zeros((16, 16, 3), np.uint8))[0].exit == "backbone"
+    with pytest.raises(UsageError, match="cannot be left early"):
+        selfcon.calibrate(tmp_path / "run", mean_cost=0.5, device="cpu")
     with pytest.raises(UsageError, match="cannot be left early"):
         model.predict(np.zeros((16, 16, 3), np.uint8), exit="early")
+
+
+def test_strangers_of_any_folder(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place / "run", tmp_path / "run")
+    (tmp_path / "flat").mkdir()
+    for number in range(8):
+        pixels = np.random.default_rng(number).integers(0, 256, (20, 16, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "flat" / f"{number}.png")
+    result = selfcon.calibrate(tmp_path / "run", outside=str(tmp_path / "flat"), strangers="mahalanobis", device="cpu")
+    assert all(0 <= each["auroc"] <= 100 for each in result["strangers"]["exits"].values())
+    assert selfcon.load(tmp_path / "run", "cpu").predict(in_order(place))[0].strangeness is not None
+
+
+def test_pillows_images_of_every_mode(model: Predictor, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 12, 3), dtype=np.uint8)
+    picture = Image.fromarray(pixels)
+    for mode in ("CMYK", "YCbCr", "HSV", "LAB", "RGBA", "RGBX", "P", "L", "1"):
+        assert len(model.predict(picture.convert(mode))) == 1
+    with pytest.raises(BadImageError, match="range is unknown"):
+        model.predict(picture.convert("F"))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture.save(tmp_path / "turned.png", exif=exif)
+    assert model.predict(Image.open(tmp_path / "turned.png")) == model.predict(tmp_path / "turned.png")
+    picture.save(tmp_path / "x.jpg")
+    (tmp_path / "cut.jpg").write_bytes((tmp_path / "x.jpg").read_bytes()[:-40])
+    with pytest.raises(BadImageError):
+        model.predict(Image.open(tmp_path / "cut.jpg"))
+    tensor = torch.from_numpy(pixels).permute(2, 0, 1)
+    several: list[Any] = [tensor, pixels]
+    assert model.predict(iter(several))[0] == model.predict(pixels)[0]
+    assert model.embed(pixels)["backbone"].shape[0] == 1
+
+
+def test_a_long_thin_image_takes_little_memory(model: Predictor) -> None:
+    thin = np.zeros((1, 1_000_000, 3), np.uint8)
+    assert model.eye.crop(thin).shape == (16, 16, 3)  # and not 16 million columns on the way
+    assert streamed_fit(thin, 16).shape == (16, 16, 3)
+
+
+def test_names_that_are_no_text_and_formulas(place: Path, tmp_path: Path) -> None:
+    odd = os.fsdecode(b"caf\xe9.png")
+    shutil.copy(in_order(place)[0], tmp_path / odd)
+    shutil.copy(in_order(place)[0], tmp_path / "=1+1.png")
+    words: list[str | Path] = ["predict", place / "run", odd, "=1+1.png", "--device", "cpu"]
+    for form in ("csv", "jsonl", "table"):
+        done = call(*words, "--format", form, "--output", "x", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    done = call(*words, "--json", "--output", "x.json", cwd=tmp_path)
+    assert len(json.loads((tmp_path / "x.json").read_text())["predictions"]) == 2
+    call(*words, "--format", "csv", "--output", "x.csv", cwd=tmp_path)
+    assert "\n'=1+1.png," in (tmp_path / "x.csv").read_text()
+    assert call("embed", place / "run", odd, "--out", "x.parquet", "--device", "cpu", cwd=tmp_path).returncode == 0
+    (tmp_path / "keep.csv").write_text("precious")
+    assert call(*words, "--exit", "nosuch", "--output", "keep.csv", cwd=tmp_path).returncode == 64
+    assert (tmp_path / "keep.csv").read_text() == "precious"
+    assert call("predict", place / "run", "x" * 5000, "--device", "cpu", cwd=tmp_path).returncode == 65
 
 
 def test_mistakes_of_calibration(place: Path, tmp_path: Path) -> None:
@@ -238,11 +329,14 @@ def test_mistakes_of_calibration(place: Path, tmp_path: Path) -> None:
     for more, code, sentence in (
         (["--criterion", "margn"], 64, "did you mean 'margin'"),
         (["--within", "1", "--mean-cost", "0.5"], 64, "leave out --within or --mean-cost"),
-        (["--within", "-1"], 64, "at least 0 percent"),
+        (["--within", "-1"], 64, "at least 0"),
         (["--mean-cost", "0.01"], 64, "No answer costs less"),
         (["--most-wrong", "200"], 64, "between 0 and 100"),
         (["--strangers", "friends"], 64, "Unknown way to tell strange images"),
         (["--data", "digits"], 65, "other classes"),
+        (["--data", place / "stripes.npz"], 64, "own test images"),
+        (["--within", "nan"], 64, "at least 0"),
+        (["--batch-size", "0"], 64, "at least 1 image"),
     ):
         done = call(*words, *more, cwd=tmp_path)
         assert (done.returncode, sentence in done.stderr) == (code, True), done.stderr

@@ -66,8 +66,10 @@ def test_silence_keeps_its_promise() -> None:
     traced = trace_risk(scores, right)
     assert traced.coverage.tolist() == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     assert traced.risk.tolist() == pytest.approx([0, 0, 1 / 3, 1 / 4, 1 / 5])
-    assert choose_silence(traced, 20) == pytest.approx(0.6)  # all may speak
-    assert choose_silence(traced, 10) == pytest.approx(0.9)  # not between two equal scores
+    assert choose_silence(traced, 34) == pytest.approx(0.6)  # all may speak: one wrong of five, and one more
+    sure = trace_risk(torch.arange(100) / 100.0, torch.ones(100, dtype=torch.bool))
+    assert choose_silence(sure, 5) == pytest.approx(0.0)
+    assert choose_silence(sure, 0.5) == math.inf  # nobody can promise that from a hundred images
     assert choose_silence(trace_risk(scores, torch.zeros(5, dtype=torch.bool)), 5) == math.inf
     with pytest.raises(UsageError, match="between 0 and 100"):
         choose_silence(traced, 120)

@@ -86,6 +86,10 @@ def test_weights_of_timm_are_an_encoder_too(place: Path, tmp_path: Path, monkeyp
     images = torch.rand(2, 3, 64, 64)
     features = theirs.eval().forward_head(theirs.forward_features(images), pre_logits=True)
     assert torch.equal(net(images).features["backbone"], features)
+    tagged = open_encoder("timm:resnet18.fb_ssl_yfcc100m_ft_in1k=theirs.safetensors", "cpu")
+    published = timm.get_pretrained_cfg("resnet18.fb_ssl_yfcc100m_ft_in1k")
+    assert published is not None
+    assert tagged.facts["mean"] == list(published.mean)
     with pytest.raises(InputMissingError, match="not in this machine's cache"):
         transfer.classify("timm:resnet18", **options)
     with pytest.raises(UsageError, match="no network 'resnet1'"):

@@ -50,8 +50,8 @@ def run(options: argparse.Namespace) -> int:
             f"  leaving early: {chosen['accuracy']:.1f} % right for {100 * chosen['cost']:.0f} % of the multiply-adds, "
             f"{chosen['milliseconds']:.2f} instead of {whole['milliseconds']:.2f} ms an image"
         )
-    if silence := result.get("silence"):
-        print(f"  answers given: {silence['answered']:.1f} %, {silence['wrong']:.1f} % of them wrong")
+    for name, each in result.get("silence", {}).get("answers", {}).items():
+        print(f"  {name}: {each['answered']:.1f} % are answered, {each['wrong']:.1f} % of the answers are wrong")
     for name, each in result["strangers"]["exits"].items():
         if "auroc" in each:
             print(f"  strange images by {name}: AUROC {each['auroc']:.1f} %")

@@ -22,8 +22,7 @@ def add_arguments(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> int:
     from selfcon.workflows import exporting
 
-    formats = {"formats": options.formats} if options.formats is not None else {}
-    result = exporting.export(options.run, out=options.out, **formats)
+    result = exporting.export(options.run, out=options.out, formats=options.formats)
     if options.json:
         print_json(result)
         return 0

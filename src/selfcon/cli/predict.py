@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from selfcon.cli.parsing import Parser, print_json
+from selfcon.cli.parsing import Parser
 from selfcon.errors import DataError, StorageError, printable
 
 if TYPE_CHECKING:
@@ -54,11 +55,11 @@ def run(options: argparse.Namespace) -> int:
         device=options.device,
     )
     failed: list[str] = []
-    if options.json:
-        rows = [_as_row(path, answer) for path, answer in _without(answered, failed)]
-        print_json({"predictions": rows, "failed": failed})
-    else:
-        with _open(options.output) as file:
+    with _open(options.output) as file:
+        if options.json:
+            rows = [_as_row(path, answer) for path, answer in _without(answered, failed)]
+            file.write(json.dumps({"predictions": rows, "failed": failed}, indent=1, ensure_ascii=False) + "\n")
+        else:
             _WRITERS[options.format](_without(answered, failed), file, options.top)
     if failed:
         for sentence in failed:
@@ -81,12 +82,17 @@ def _without(answered: Answered, failed: list[str]) -> Iterator[tuple[Path, Pred
 @contextmanager
 def _open(output: Path | None) -> Iterator[TextIO]:
     if output is None:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # names may be no text
         yield sys.stdout
         return
+    part = output.with_name(output.name + ".part")
     try:
-        with output.open("w", newline="") as file:
+        with part.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
             yield file
+        part.replace(output)
     except OSError as error:
+        part.unlink(missing_ok=True)
         raise StorageError(f"{output} cannot be written ({error.strerror}).") from error
 
 
@@ -110,13 +116,13 @@ def _write_csv(answers: Iterator[tuple[Path, Prediction]], file: TextIO, top: in
     writer.writerow(["file", "label", "exit", *columns])
     for path, answer in answers:
         pairs = zip(answer.classes, answer.probabilities, strict=True)
-        writer.writerow([_as_text(path), answer.label, answer.exit, *(each for pair in pairs for each in pair)])
+        cells = (each for name, part in pairs for each in (_as_text(name), part))
+        writer.writerow([_as_text(str(path)), _as_text(answer.label), answer.exit, *cells])
 
 
-def _as_text(path: Path) -> str:
+def _as_text(name: str) -> str:
     """A name that no spreadsheet takes for a formula."""
-    text = str(path)
-    return f"./{text}" if text.startswith(("=", "+", "-", "@")) else text
+    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
 
 
 def _write_lines(answers: Iterator[tuple[Path, Prediction]], file: TextIO, top: int) -> None:

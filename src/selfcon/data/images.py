@@ -30,6 +30,8 @@ Pixels = npt.NDArray[np.uint8]
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 MAX_PIXELS = 100_000_000
+_WIDEST = 8  # times its shorter side an image may be long before its ends are cut off
+_WRONG = (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, struct.error, zlib.error)
 
 # Pillow warns of metadata that nobody here reads. For good, since catching warnings for a while is not safe in threads.
 warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -41,6 +43,25 @@ class Decoded:
 
     pixels: Pixels
     exif_ignored: bool = False
+
+
+def middle(pixels: Pixels) -> Pixels:
+    """An image without the ends of its longer side where that is so long that resizing would take all memory."""
+    short = _WIDEST * max(1, min(pixels.shape[:2]))
+    top, left = (max(0, side - short) // 2 for side in pixels.shape[:2])
+    return pixels[top : top + short, left : left + short] if top or left else pixels
+
+
+def from_pillow(image: Image.Image) -> Pixels:
+    """The pixels [H, W, 3] of an image that Pillow has opened or made."""
+    try:
+        if image.width * image.height > MAX_PIXELS:
+            raise BadImageError(f"The image has {image.width} x {image.height} pixels, more than allowed.")
+        return _to_rgb(_upright(image)[0], image.format)
+    except _WRONG as error:
+        if isinstance(error, BadImageError):
+            raise
+        raise BadImageError(f"The image cannot be read: {str(error).rstrip('.') or type(error).__name__}.") from error
 
 
 def read_image(path: Path) -> Pixels:
@@ -72,7 +93,7 @@ def decode(path: Path, data: bytes | None = None) -> Decoded:
     except UnidentifiedImageError as error:
         why = "is empty" if not data else f"is not an image ({', '.join(FORMATS)})"
         raise BadImageError(f"{path} {why}.") from error
-    except (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, struct.error, zlib.error) as error:
+    except _WRONG as error:
         if isinstance(error, BadImageError):
             raise
         raise BadImageError(f"{path} cannot be read: {str(error).rstrip('.') or type(error).__name__}.") from error

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selfcon.data.random import Stream, permute
+from selfcon.data.random import Stream, draw_words, permute
 
-_TOGETHER = 2  # samples of a class that follow each other, so that nobody in a batch is without a positive
+_TOGETHER = 2  # samples of a class that follow each other: in an even batch nobody is without a positive
 
 
 def draw_order(labels: Tensor, *, seed: int, epoch: int, balanced: bool = False, device: torch.device | str) -> Tensor:
@@ -31,11 +31,9 @@ def _balance(labels: Tensor, *, seed: int, epoch: int) -> Tensor:
     sizes = np.bincount(rows)
     starts = np.cumsum(sizes) - sizes
     rounds = -(-count // (_TOGETHER * len(classes)))
-    turns = [
-        permute(len(classes), seed=seed, epoch=epoch * rounds + turn, stream=Stream.CLASSES).numpy()
-        for turn in range(rounds)
-    ]
-    sequence = np.repeat(np.concatenate(turns), _TOGETHER)[:count]
+    words = draw_words(torch.arange(rounds * len(classes)), seed=seed, epoch=epoch, stream=Stream.CLASSES, words=1)
+    turns = torch.argsort(words.view(rounds, len(classes)), dim=1, stable=True).numpy()
+    sequence = np.repeat(turns.ravel(), _TOGETHER)[:count]
     # How often the class of each place came before it.
     so_far = np.empty(count, np.int64)
     places = np.argsort(sequence, kind="stable")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms import functional as tvf
 
-from selfcon.data.images import Pixels
+from selfcon.data.images import Pixels, middle
 from selfcon.data.orders import draw_order
 from selfcon.data.parts import WHOLE, Part, all_agree, exchange, raise_together, sum_of_all, told_by_first
 from selfcon.data.policies import Policy
@@ -246,8 +246,8 @@ def _measure(counts_CV: Tensor) -> tuple[Tensor, Tensor]:
 
 def fit(pixels: Pixels, size: int) -> Pixels:
     """What is seen of an image: its middle, as large a square as there is."""
-    image = torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
-    if image.shape[1:] == (size, size):
+    if pixels.shape[:2] == (size, size):
         return np.array(pixels)
+    image = torch.from_numpy(np.array(middle(pixels))).permute(2, 0, 1)
     resized = tvf.center_crop(tvf.resize(image, [size], antialias=True), [size, size])
     return np.asarray(resized.permute(1, 2, 0).numpy())

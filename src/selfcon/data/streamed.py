@@ -26,7 +26,7 @@ from torchvision.transforms import functional as tvf
 
 from selfcon.data import scan
 from selfcon.data.augment import augment, augment_colours, normalise
-from selfcon.data.images import Pixels
+from selfcon.data.images import Pixels, middle
 from selfcon.data.orders import draw_order
 from selfcon.data.parts import WHOLE, Part
 from selfcon.data.policies import Draws, Policy, draw, join_draws
@@ -264,11 +264,16 @@ def make_streamed(
     return Streamed(store, rows, labels, mean.to(device), std.to(device), size, images.may_flip)
 
 
+def resize_to(size: int) -> int:
+    """What the shorter side is brought to before the middle is cut out."""
+    return round(size * _EVALUATED)
+
+
 def fit(image: Pixels, size: int) -> Pixels:
     """What is seen of an image where nothing is drawn: its middle, 224 of 256 parts of the shorter side."""
     if image.shape[:2] == (size, size):
         return image
-    resized = tvf.resize(_as_tensor(image), [round(size * _EVALUATED)], antialias=True)
+    resized = tvf.resize(_as_tensor(middle(image)), [resize_to(size)], antialias=True)
     return np.asarray(tvf.center_crop(resized, [size, size]).permute(1, 2, 0).numpy())
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from selfcon.errors import printable
+
 _SHOWN = 30  # classes
 
 
@@ -85,7 +87,7 @@ def write_card(
         f"- {results.get('epochs', '?')} epochs, seed {results.get('seed', '?')}, "
         f"{results.get('seconds', 0):,.0f} s on {_plain(str(results.get('device', 'an unknown device')))}",
         f"- {costs['parameters']:,} parameters, {costs['multiply_adds'] / 1e9:.3f} billion multiply-adds an image",
-        f"- command: `{_plain(' '.join(environment.get('command', [])))}`",
+        f"- command: `{printable(' '.join(environment.get('command', []))).replace('`', '')}`",
         "",
         "## Limits",
         "",

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
+from selfcon.data.streamed import resize_to
 from selfcon.deploy.trust import Trust
 from selfcon.errors import SelfconError, UsageError
 from selfcon.evaluation.accuracy import ENSEMBLE
@@ -117,6 +118,7 @@ def export_stages(net: MultiExitNetwork, facts: dict[str, Any], trust: Trust, fo
         "criterion": rule.criterion if rule else "confidence",
         "threshold": rule.threshold if rule else 2.0,
         "image_size": size,
+        "shorter_side": resize_to(size) if facts.get("streamed") else size,  # before the middle is cut out
         "classes": list(facts["classes"]),
     }
     (folder / "stages.json").write_text(json.dumps(stages, indent=1, ensure_ascii=False) + "\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ from PIL import Image
 from torch import Tensor
 
 from selfcon.data import resident, streamed
-from selfcon.data.images import Pixels, decode, read_image
+from selfcon.data.images import Pixels, decode, from_pillow, read_image
 from selfcon.errors import UsageError
 
 Picture = str | Path | bytes | Pixels | Tensor | Image.Image
-"""A file, its contents, uint8 pixels [H, W, 3] or [H, W] (tensors also [3, H, W]), or Pillow's image."""
+"""A file, its contents, uint8 pixels [H, W, 3] or [H, W] (tensors [3, H, W]), or Pillow's image."""
 
 
 def read_picture(picture: Picture) -> Pixels:
@@ -26,17 +25,15 @@ def read_picture(picture: Picture) -> Pixels:
     if isinstance(picture, str | Path):
         return read_image(Path(picture))
     if isinstance(picture, bytes):
-        return decode(Path("the image"), picture).pixels
+        return decode(Path("The image"), picture).pixels
     if isinstance(picture, Image.Image):
-        data = BytesIO()
-        picture.save(data, "PNG")  # the same way for all: palettes, transparency and 16 bits are dealt with there
-        return decode(Path("the image"), data.getvalue()).pixels
+        return from_pillow(picture)
     return _as_pixels(picture)
 
 
 def _as_pixels(picture: Any) -> Pixels:
     array = picture.numpy(force=True) if isinstance(picture, Tensor) else np.asarray(picture)
-    if isinstance(picture, Tensor) and array.ndim == 3 and array.shape[0] == 3 and array.shape[2] != 3:
+    if isinstance(picture, Tensor) and array.ndim == 3 and array.shape[0] == 3:
         array = array.transpose(1, 2, 0)
     if array.ndim == 2:
         array = np.repeat(array[:, :, None], 3, axis=2)

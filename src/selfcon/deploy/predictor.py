@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from selfcon.data.images import Pixels
@@ -81,7 +82,7 @@ class Predictor:
 
     def predict(
         self,
-        images: Picture | Sequence[Picture] | Tensor,
+        images: Picture | Iterable[Picture],
         *,
         exit: str = ENSEMBLE,  # noqa: A002 - the word for it
         budget: float | None = None,
@@ -92,12 +93,8 @@ class Predictor:
 
         A `budget` is the mean cost of an image as a part of the whole network's, and leaves early, too.
         """
-        many = images if isinstance(images, Sequence) and not isinstance(images, str | bytes) else None
-        if many is None:
-            stacked = getattr(images, "ndim", 0) == 4
-            many = list(images) if stacked else [images]  # type: ignore[arg-type, list-item]
         found = []
-        for answer in self.stream(many, exit=exit, budget=budget, top=top, batch_size=batch_size):
+        for answer in self.stream(_as_many(images), exit=exit, budget=budget, top=top, batch_size=batch_size):
             if isinstance(answer, BadImageError):
                 raise answer
             found.append(answer)
@@ -115,10 +112,15 @@ class Predictor:
         """An answer or an error for each image, in order, while more are being read."""
         rule = self._choose_rule(exit, budget)
         self._check_top(top)
-        for crops in self._batches(pictures, batch_size):
-            good = [crop for crop in crops if not isinstance(crop, BadImageError)]
-            answers = iter(self._describe(self.answer(self.eye.stack(good), exit, rule), top) if good else ())
-            yield from (crop if isinstance(crop, BadImageError) else next(answers) for crop in crops)
+        batches = self._batches(pictures, batch_size)
+
+        def answer_all() -> Iterator[Prediction | BadImageError]:
+            for crops in batches:
+                good = [crop for crop in crops if not isinstance(crop, BadImageError)]
+                answers = iter(self._describe(self.answer(self.eye.stack(good), exit, rule), top, rule) if good else ())
+                yield from (crop if isinstance(crop, BadImageError) else next(answers) for crop in crops)
+
+        return answer_all()  # mistakes in what was asked are told before anything is read
 
     def answer_crops(
         self,
@@ -131,12 +133,12 @@ class Predictor:
         """The answers for images that were cut out by `eye.crop`, as one batch."""
         rule = self._choose_rule(exit, budget)
         self._check_top(top)
-        return list(self._describe(self.answer(self.eye.stack(crops), exit, rule), top))
+        return list(self._describe(self.answer(self.eye.stack(crops), exit, rule), top, rule))
 
-    def embed(self, images: Sequence[Picture], *, batch_size: int = 64) -> dict[str, Tensor]:
+    def embed(self, images: Picture | Iterable[Picture], *, batch_size: int = 64) -> dict[str, Tensor]:
         """Features [N, D] of every exit, on the CPU."""
         parts: dict[str, list[Tensor]] = {name: [] for name in self.net.names}
-        for batch in self.stream_features(images, batch_size=batch_size):
+        for batch in self.stream_features(_as_many(images), batch_size=batch_size):
             if isinstance(batch, BadImageError):
                 raise batch
             for name, features in batch.items():
@@ -174,9 +176,9 @@ class Predictor:
             out = self.net(images, upto=None if leave == ENSEMBLE else leave)
             logits = torch.stack([out.logits[name] for name in out.names]).float().mean(0)
             last = BACKBONE if leave == ENSEMBLE else leave
-            temperature = self.trust.temperature(leave if len(self.net.names) > 1 else BACKBONE)
-            features = out.features[last].float()
-            return Answers((logits / temperature).softmax(1), [leave] * len(images), features, [last] * len(images))
+            name = leave if len(self.net.names) > 1 else BACKBONE
+            probabilities = (logits / self.trust.temperature(name)).softmax(1)
+            return Answers(probabilities, [name] * len(images), out.features[last].float(), [last] * len(images))
 
     def _leave_early(self, images: Tensor, rule: Rule) -> Answers:
         """Segment by segment; only who is not sure yet goes on."""
@@ -228,7 +230,9 @@ class Predictor:
     def _batches(self, pictures: Iterable[Picture], batch_size: int) -> Iterator[list[Pixels | BadImageError]]:
         if batch_size < 1:
             raise UsageError(f"A batch holds at least 1 image, not {batch_size}.")
+        return self._read(pictures, batch_size)
 
+    def _read(self, pictures: Iterable[Picture], batch_size: int) -> Iterator[list[Pixels | BadImageError]]:
         def look(picture: Picture) -> Pixels | BadImageError:
             try:
                 return self.eye.crop(read_picture(picture))
@@ -247,12 +251,13 @@ class Predictor:
     def _laid_out(self, images: Tensor) -> Tensor:
         return images.to(self.net.dtype).contiguous(memory_format=torch.channels_last)
 
-    def _describe(self, answers: Answers, top: int) -> Iterator[Prediction]:
+    def _describe(self, answers: Answers, top: int, rule: Rule | None) -> Iterator[Prediction]:
         best = answers.probabilities.topk(top, dim=1)
         strange = self._strangeness(answers)
         rows = zip(best.values.tolist(), best.indices.tolist(), answers.names, answers.exits, strange, strict=True)
         for probabilities, places, name, leave, score in rows:
-            silent = self.trust.silence is not None and probabilities[0] < self.trust.silence
+            least = (self.trust.silence_early if rule else self.trust.silence).get(name, 0.0)
+            silent = probabilities[0] < least
             foreign = score is not None and score > self.trust.strange_above[leave]
             yield Prediction([self.classes[place] for place in places], probabilities, name, silent or foreign, score)
 
@@ -266,6 +271,13 @@ class Predictor:
         return found
 
 
+def _as_many(images: Picture | Iterable[Picture]) -> Iterable[Picture]:
+    """One image, or several in whatever holds them."""
+    if isinstance(images, str | Path | bytes | Image.Image) or getattr(images, "ndim", 4) < 4:
+        return [images]  # type: ignore[list-item]
+    return images
+
+
 def _name(picture: Picture) -> str:
     return str(picture)[:100]
 
@@ -273,4 +285,4 @@ def _name(picture: Picture) -> str:
 def load(folder: str | Path, device: torch.device | str = "cpu") -> Predictor:
     """The model of a run folder, ready to be asked, with what `selfcon calibrate` found out about it."""
     net, facts = load_model(folder)
-    return Predictor(net, facts, read_trust(Path(folder)), torch.device(device))
+    return Predictor(net, facts, read_trust(Path(folder), net), torch.device(device))

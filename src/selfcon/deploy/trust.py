@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +18,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from selfcon.errors import DataError, UsageError
+from selfcon.errors import DataError, SelfconError, UsageError
 from selfcon.evaluation.early_exit import Point, Rule
 from selfcon.evaluation.outliers import Mahalanobis, Neighbours, Strangeness
+from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.weights import hash_file
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,8 @@ class Trust:
     rule: Rule | None = None
     curve: tuple[Point, ...] = ()  # on held-out images, cheapest first
     costs: tuple[float, ...] = ()  # of getting as far as each answer, as parts of the whole
-    silence: float | None = None  # answers less probable are not given
+    silence: Mapping[str, float] = field(default_factory=dict)  # by answer: what is less probable is not given
+    silence_early: Mapping[str, float] = field(default_factory=dict)  # the same for who comes that far by the rule
     strangers: Mapping[str, Strangeness] = field(default_factory=dict)  # by exit
     strange_above: Mapping[str, float] = field(default_factory=dict)
 
@@ -55,7 +59,7 @@ class Trust:
         return Rule(self.rule.criterion, max(affordable, key=lambda point: point.accuracy).threshold)
 
 
-def read_trust(folder: Path) -> Trust:
+def read_trust(folder: Path, net: MultiExitNetwork) -> Trust:
     """What was found out about the model of a folder; plain trust where nothing was."""
     path = folder / "calibration.json"
     if not path.is_file():
@@ -63,40 +67,66 @@ def read_trust(folder: Path) -> Trust:
     try:
         found = json.loads(path.read_text())
         if found["format"] != FORMAT:
-            raise DataError(f"{path} is of format {found['format']}, and this version reads {FORMAT}.")
+            raise DataError(f"it is of format {found['format']}, and this version reads {FORMAT}")
         if found["model_sha256"] != hash_file(folder / "model.safetensors"):
-            raise DataError(f"{path} was made for other weights than {folder} holds: run `selfcon calibrate` again.")
-        return _read(folder, found)
-    except (AttributeError, LookupError, TypeError, ValueError, SafetensorError) as error:
-        if isinstance(error, DataError | UsageError):
-            raise
-        raise DataError(f"{path} cannot be read as calibration ({type(error).__name__}: {error}).") from error
+            raise DataError("it was made for other weights")
+        return _read(folder, found, net)
+    except (AttributeError, LookupError, TypeError, ValueError, OSError, RecursionError, SafetensorError) as error:
+        reason = str(error).rstrip(".") if isinstance(error, SelfconError) else f"{type(error).__name__}: {error}"
+        raise DataError(f"{path} cannot be used ({reason}): `selfcon calibrate` makes it anew.") from error
 
 
-def _read(folder: Path, found: dict[str, Any]) -> Trust:
+def _read(folder: Path, found: dict[str, Any], net: MultiExitNetwork) -> Trust:
     early = found.get("early_exit")
+    above = _numbers(found["strange_above"])
     strangers: dict[str, Strangeness] = {}
-    if found.get("strange_above"):
-        tensors = load_tensors((folder / "calibration.safetensors").read_bytes())
-        strangers = {name: _stranger(name, tensors) for name in found["strange_above"]}
+    if above:
+        data = (folder / "calibration.safetensors").read_bytes()
+        if hashlib.sha256(data).hexdigest() != found["tensors_sha256"]:
+            raise DataError("calibration.safetensors is not the file that it tells of")
+        tensors = load_tensors(data)
+        strangers = {name: _stranger(name, tensors, net) for name in above}
+    temperatures = _numbers(found["temperatures"])
+    if temperatures and min(temperatures.values()) <= 0:
+        raise DataError("a temperature is not above 0")
+    curve = () if early is None else tuple(_point(each) for each in early["curve"])
+    if early is not None and not curve:
+        raise DataError("its curve is empty")
     return Trust(
-        temperatures={str(name): float(value) for name, value in found["temperatures"].items()},
-        rule=None if early is None else Rule(early["criterion"], float(early["threshold"])),
-        curve=() if early is None else tuple(_point(each) for each in early["curve"]),
-        costs=() if early is None else tuple(float(each) for each in early["costs"]),
-        silence=None if found.get("silence") is None else float(found["silence"]),
+        temperatures=temperatures,
+        rule=None if early is None else Rule(early["criterion"], _number(early["threshold"])),
+        curve=curve,
+        costs=() if early is None else tuple(_number(each) for each in early["costs"]),
+        silence=_numbers(found.get("silence") or {}),
+        silence_early=_numbers(found.get("silence_early") or {}),
         strangers=strangers,
-        strange_above={str(name): float(value) for name, value in found.get("strange_above", {}).items()},
+        strange_above=above,
     )
 
 
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not math.isfinite(value):
+        raise DataError(f"{value!r} is no number")
+    return float(value)
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {str(name): _number(value) for name, value in values.items()}
+
+
 def _point(found: dict[str, Any]) -> Point:
-    shares = tuple(float(each) for each in found["shares"])
-    return Point(float(found["threshold"]), float(found["accuracy"]), float(found["cost"]), shares)
+    shares = tuple(_number(each) for each in found["shares"])
+    return Point(_number(found["threshold"]), _number(found["accuracy"]), _number(found["cost"]), shares)
 
 
-def _stranger(name: str, tensors: Mapping[str, Tensor]) -> Strangeness:
-    if f"{name}.known" in tensors:
-        known = torch.nn.functional.normalize(tensors[f"{name}.known"].float())
+def _stranger(name: str, tensors: Mapping[str, Tensor], net: MultiExitNetwork) -> Strangeness:
+    if name not in net.names:
+        raise DataError(f"there is no exit {name!r}")
+    parts = {key.partition(".")[2]: value.float() for key, value in tensors.items() if key.partition(".")[0] == name}
+    for value in parts.values():
+        if value.ndim != 2 or not len(value) or value.shape[1] != net.width or not bool(value.isfinite().all()):
+            raise DataError(f"the features of {name} do not fit the network")
+    if "known" in parts:
+        known = torch.nn.functional.normalize(parts["known"])
         return Neighbours(known, min(10, len(known)))
-    return Mahalanobis(tensors[f"{name}.means"], tensors[f"{name}.whitening"])
+    return Mahalanobis(parts["means"], parts["whitening"])

@@ -98,11 +98,16 @@ def trace_risk(scores: Tensor, right: Tensor) -> RiskCoverage:
 def choose_silence(traced: RiskCoverage, most_wrong: float) -> float:
     """The score below which to keep silent, so that at most so many percent of the answers given are wrong.
 
-    The largest such coverage counts. Infinite where not even the surest answers are right often enough.
+    One wrong answer more than was seen is counted, so that the promise holds on average for others, too (conformal risk
+    control). The largest such coverage counts. Infinite where not even the surest answers are right often enough.
     """
     if not 0 <= most_wrong < 100:
         raise UsageError(f"The part of wrong answers must be between 0 and 100 percent, not {most_wrong:g}.")
     # Answers of equal scores are given together or not at all.
+    if not len(traced.scores):
+        return math.inf
     last_of_score = torch.cat([traced.scores[1:] != traced.scores[:-1], torch.ones(1, dtype=torch.bool)])
-    good = ((traced.risk <= most_wrong / 100) & last_of_score.to(traced.risk.device)).nonzero()[:, 0]
+    given = torch.arange(1, len(traced.risk) + 1, device=traced.risk.device)
+    careful = (traced.risk * given + 1) / (given + 1)
+    good = ((careful <= most_wrong / 100) & last_of_score.to(traced.risk.device)).nonzero()[:, 0]
     return float(traced.scores[good[-1]]) if len(good) else math.inf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from selfcon.training.folder import RunFolder
 
 _FORMAT = 1
 _READ_FILES = {"checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}  # of timm
-_MOST, _MOST_LAYERS = 100_000, 500
+_MOST, _MOST_LAYERS, _MOST_PIXELS = 100_000, 500, 4096
 
 
 def parse_exits(text: str) -> list[Exit]:
@@ -70,6 +71,7 @@ def load_model(path: str | Path) -> tuple[MultiExitNetwork, dict[str, Any]]:
     try:
         facts = json.loads((path / "model.json").read_text())
         network = _check_network(path, facts["network"])
+        _check_facts(facts)
         weights = (path / "model.safetensors").read_bytes()
         if facts.get("weights_sha256", digest := hashlib.sha256(weights).hexdigest()) != digest:
             raise DataError("model.safetensors is not the file that model.json tells of")
@@ -99,6 +101,26 @@ def _check_network(path: Path, given: Any) -> dict[str, Any]:
             if isinstance(number, int | float) and not abs(number) <= most:
                 raise UnsafeError(f"{path} holds a model whose {name} is {number}.")
     return network
+
+
+def _check_facts(facts: dict[str, Any]) -> None:
+    """What is used without a further look: classes, statistics, the side of images."""
+    classes, count = facts["classes"], facts["network"].get("num_classes")
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes) or not classes:
+        raise DataError("its classes are no list of names")
+    if count is not None and count != len(classes):
+        raise DataError(f"it names {len(classes)} classes and has {count}")
+    for name in ("mean", "std"):
+        values = facts[name]
+        if not isinstance(values, list) or len(values) != 3 or not all(math.isfinite(value) for value in values):
+            raise DataError(f"its {name} is not three numbers")
+    if min(facts["std"]) <= 0:
+        raise DataError("its std is not above 0")
+    size = facts["image_size"]
+    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= _MOST_PIXELS:
+        raise DataError(f"its images are of {size!r} pixels")
+    if not all(isinstance(facts[name], str) for name in ("method", "data")):
+        raise DataError("its method and data are no names")
 
 
 def _check_fit(network: dict[str, Any], tensors: dict[str, Tensor]) -> None:

@@ -5,18 +5,22 @@ Everything is chosen on held-out images and told of others.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from selfcon.data.policies import Policy
+from selfcon.data.source import FileImages
 from selfcon.data.split import Split
 from selfcon.data.splits import hold_out
 from selfcon.deploy.predictor import Predictor
@@ -41,13 +45,16 @@ from selfcon.progress import say
 from selfcon.report import trust_figures
 from selfcon.report.canvas import Picture
 from selfcon.report.plots import spread
+from selfcon.training.checkpoint import write_whole
 from selfcon.workflows.analysis_files import Result, write
+from selfcon.workflows.inference import find_images
 from selfcon.workflows.trained import TrainedRun, open_run
 
 _KNOWN = 10_000  # training images that strange ones are told by
 _TIMED = 512  # images that times are measured on
 _TIMED_POINTS = 6
 _KEPT = 0.95  # of held-out images that are not to be called strange
+_NEVER = 2.0  # a probability that no answer has; JSON knows no infinity
 
 
 def calibrate(
@@ -77,27 +84,37 @@ def calibrate(
         raise unknown_name("criterion", criterion, CRITERIA)
     if strangers not in KINDS:
         raise unknown_name("way to tell strange images", strangers, KINDS)
+    for name, value in {"within": within, "mean_cost": mean_cost, "most_wrong": most_wrong}.items():
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            raise UsageError(f"{name} is a number of at least 0, not {value}.")
+    if batch_size < 1:
+        raise UsageError(f"A batch holds at least 1 image, not {batch_size}.")
     run = open_run(run_folder, device)
     if not run.net.classifiers:
         raise UsageError(f"{run_folder} has no classifiers yet: `selfcon probe` trains them.")
+    can_leave = len(run.net.names) > 1 and isinstance(run.net.splitter, Staged)
+    if not can_leave and (within is not None or mean_cost is not None):
+        raise UsageError(f"{run_folder} cannot be left early: it has no exits, or does not run stage by stage.")
     work = _Calibration.begin(run, data, seed)
     result: Result = {"run": run.name, "held_out": work.describe()}
     pictures: dict[str, Picture] = {}
     work.fit_temperatures(result, pictures)
-    silence = work.fit_silence(result, pictures, most_wrong)
+    work.draw_risks(result, pictures)
     foreign = work.fit_strangers(result, KINDS[strangers], outside)
     kept: Result = {
         "format": FORMAT,
         "model_sha256": hash_file(run.weights),
         "temperatures": work.temperatures,
-        "silence": silence,
         "strange_above": foreign.thresholds,
         "strangers": strangers,
     }
-    if len(run.net.names) > 1 and isinstance(run.net.splitter, Staged):
+    if can_leave:
         target = {"cost": mean_cost} if mean_cost is not None else {"within": 1.0 if within is None else within}
         kept["early_exit"] = work.fit_rule(result, pictures, criterion, target, batch_size)
+    if most_wrong is not None:
+        kept |= work.fit_silence(result, most_wrong, kept.get("early_exit"))
     _store(run.path, kept, foreign.tensors)
+    result["model_sha256"] = kept["model_sha256"]
     return write(result, pictures, run.path / "analysis", name="calibration")
 
 
@@ -128,10 +145,16 @@ class _Calibration:
             if list(source.classes) != run.facts["classes"]:
                 raise DataError(f"{source.name} has other classes than {run.path} was trained on.")
             held, told, names = run.as_seen(source.test), test, (f"the test images of {source.name}", "all test images")
+            if held.fingerprint() == test.fingerprint():
+                raise UsageError(f"{data} are the run's own test images, which results are told of: hold out others.")
         elif run.source.val is not None:
             held, told, names = run.split("val"), test, ("the validation images", "all test images")
         else:
             labels = test.labels.cpu().numpy()
+            if len(labels) // 2 > len(labels) - len(np.unique(labels)):
+                raise DataError(
+                    f"{run.source.name} has too few test images to hold out half of them: name others (--data)."
+                )
             rows = hold_out(labels, len(labels) // 2, seed)
             told, held = (test.take(torch.from_numpy(each).to(test.device)) for each in rows)
             names = ("half of the test images", "the other half of the test images")
@@ -172,10 +195,11 @@ class _Calibration:
             }
             before[name], after[name] = bins
         result["answers"] = found
+        if extreme := [name for name, heat in self.temperatures.items() if not 0.03 < heat < 40]:
+            say(f"note: the temperature of {', '.join(extreme)} is at its bound: too few images, or all right or wrong")
         pictures["reliability"] = trust_figures.draw_reliability(before, after)
 
-    def fit_silence(self, result: Result, pictures: dict[str, Picture], most_wrong: float | None) -> float | None:
-        last = ENSEMBLE if ENSEMBLE in self.temperatures else BACKBONE
+    def draw_risks(self, result: Result, pictures: dict[str, Picture]) -> None:
         curves, areas = {}, {}
         for name in self.temperatures:
             probabilities = self._calibrated(self.telling, name)
@@ -185,20 +209,53 @@ class _Calibration:
             areas[name] = traced.area
         pictures["risk"] = trust_figures.draw_risk(curves)
         result["risk_coverage_area"] = areas
-        if most_wrong is None:
-            return None
-        chosen = self._calibrated(self.choosing, last)
-        threshold = choose_silence(trace_risk(chosen.amax(1), chosen.argmax(1) == self.choosing.labels), most_wrong)
-        told = self._calibrated(self.telling, last)
-        given = told.amax(1) >= threshold
-        wrong = (told.argmax(1) != self.telling.labels)[given]
-        result["silence"] = {
-            "most_wrong": most_wrong,
-            "threshold": threshold,
-            "answered": 100 * float(given.double().mean()),
-            "wrong": 100 * float(wrong.double().mean()) if len(wrong) else 0.0,
+
+    def fit_silence(self, result: Result, most_wrong: float, early: Result | None) -> Result:
+        """By answer, the probability below which it is not given; and for those whom the rule lets come that far."""
+        chosen = {name: self._silence(name, most_wrong, None) for name in self.temperatures}
+        kept: Result = {"silence": {name: threshold for name, (threshold, _) in chosen.items()}}
+        found = {name: numbers for name, (_, numbers) in chosen.items()}
+        if early is not None:
+            rule, names = Rule(early["criterion"], early["threshold"]), name_answers(self.order)
+            here, there = (dict(zip(names, self._who_leaves(each, rule), strict=True)) for each in self._both)
+            by_rule = {name: self._silence(name, most_wrong, (here[name], there[name])) for name in names}
+            kept["silence_early"] = {name: threshold for name, (threshold, _) in by_rule.items()}
+            found |= {f"early, {name}": numbers for name, (_, numbers) in by_rule.items()}
+        result["silence"] = {"most_wrong": most_wrong, "answers": found}
+        if not any(each["answered"] for each in found.values()):
+            say(f"note: no answer is right often enough for at most {most_wrong:g} % wrong ones, so none is given")
+        return kept
+
+    @property
+    def _both(self) -> tuple[Predictions, Predictions]:
+        return self.choosing, self.telling
+
+    def _silence(self, name: str, most_wrong: float, only: tuple[Tensor, Tensor] | None) -> tuple[float, Result]:
+        """A threshold, and what it does to the images that are told of; `only` are those of both that count."""
+        scores, right = [], []
+        for number, each in enumerate(self._both):
+            counted = torch.ones(len(each.labels), dtype=torch.bool) if only is None else only[number]
+            probabilities = self._calibrated(each, name)[counted]
+            scores.append(probabilities.amax(1))
+            right.append(probabilities.argmax(1) == each.labels[counted])
+        threshold = choose_silence(trace_risk(scores[0], right[0]), most_wrong)
+        given = scores[1] >= threshold
+        numbers = {
+            "threshold": min(threshold, _NEVER),
+            "answered": 100 * float(given.double().mean()) if len(given) else 0.0,
+            "wrong": 100 * float((~right[1][given]).double().mean()) if bool(given.any()) else 0.0,
         }
-        return min(threshold, 2.0)  # JSON knows no infinity
+        return min(threshold, _NEVER), numbers
+
+    def _who_leaves(self, predictions: Predictions, rule: Rule) -> list[Tensor]:
+        """For each answer, who is given it."""
+        answers = self._running(predictions)
+        stays, found = torch.ones(len(predictions.labels), dtype=torch.bool), []
+        for number in range(1, len(answers) + 1):
+            leaves = stays if number == len(answers) else stays & rule.leaves(answers[:number])
+            found.append(leaves)
+            stays = stays & ~leaves
+        return found
 
     def fit_strangers(self, result: Result, kind: Any, outside: str | None) -> _Foreign:
         run = self.run
@@ -206,7 +263,7 @@ class _Calibration:
         known = train.take(spread(len(train), _KNOWN).to(train.device))
         parts = {"known": known, "held": self.held, "told": self.told}
         if outside is not None:
-            parts["outside"] = run.as_seen(run.other_source(outside).test)
+            parts["outside"] = self._outside(outside)
         features = {name: embed(run.net, each, size=run.size) for name, each in parts.items()}
         thresholds, found = {}, {}
         tensors: dict[str, Tensor] = {}
@@ -224,6 +281,13 @@ class _Calibration:
             tensors |= {f"{name}.{part}": value.cpu().contiguous() for part, value in stranger.state().items()}
         result["strangers"] = {**({"outside": outside} if outside else {}), "exits": found}
         return _Foreign(thresholds, tensors)
+
+    def _outside(self, outside: str) -> Split:
+        """Images of something else: of a folder whatever its layout, or of a data set."""
+        if Path(outside).is_dir():
+            paths = find_images([outside])
+            return self.run.as_seen(FileImages(paths, np.zeros(len(paths), np.int64)))
+        return self.run.as_seen(self.run.other_source(outside).test)
 
     def fit_rule(
         self,
@@ -348,8 +412,11 @@ def _plain(predictions: Predictions) -> Predictions:
 
 
 def _store(folder: Path, kept: Result, tensors: dict[str, Tensor]) -> None:
+    """Both files, each whole or not at all; the second one says which first one belongs to it."""
+    data = save_tensors(tensors)
+    told = {**kept, "tensors_sha256": hashlib.sha256(data).hexdigest()}
     try:
-        (folder / "calibration.safetensors").write_bytes(save_tensors(tensors))
-        (folder / "calibration.json").write_text(json.dumps(kept, indent=1) + "\n")
+        write_whole(folder / "calibration.safetensors", data)
+        write_whole(folder / "calibration.json", (json.dumps(told, indent=1) + "\n").encode())
     except OSError as error:
         raise StorageError(f"{folder} cannot be written to ({error.strerror}).") from error

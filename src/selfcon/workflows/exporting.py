@@ -11,8 +11,10 @@ from typing import Any
 from selfcon.deploy.card import write_card
 from selfcon.deploy.export import FORMATS
 from selfcon.deploy.trust import read_trust
-from selfcon.errors import StorageError, UsageError, unknown_name
+from selfcon.errors import DataError, StorageError, UsageError, unknown_name
 from selfcon.evaluation.cost import count_multiply_adds, zero_image
+from selfcon.networks.stages import Staged
+from selfcon.networks.weights import hash_file
 from selfcon.progress import say
 from selfcon.training.artifact import load_model
 
@@ -21,23 +23,27 @@ _OF_A_MODEL = ("model.safetensors", "model.json", "calibration.json", "calibrati
 
 
 def export(
-    run_folder: str | Path, *, formats: Sequence[str] = (*FORMATS, HUB), out: str | Path | None = None
+    run_folder: str | Path, *, formats: Sequence[str] | None = None, out: str | Path | None = None
 ) -> dict[str, Any]:
-    """Write a run's model into a folder (RUN/export unless told), in each of the formats.
+    """Write a run's model into a folder (RUN/export unless told), in each of the formats, or in all that it can have.
 
     ONNX files and programs of torch.export are run once more and compared with the model before they count as written.
     """
     known = (*FORMATS, HUB)
-    for name in formats:
+    for name in formats or ():
         if name not in known:
             raise unknown_name("format", name, known)
-    if not formats:
+    if formats is not None and not formats:
         raise UsageError(f"Name at least one format: {', '.join(known)}.")
     run, folder = Path(run_folder), Path(out) if out is not None else Path(run_folder) / "export"
     net, facts = load_model(run)
+    if formats is None:
+        formats = [name for name in known if name != "stages" or isinstance(net.splitter, Staged)]
+        if "stages" not in formats:
+            say("note: no stages, since this network does not run stage by stage")
     if not net.classifiers and set(formats) != {"timm"}:
         raise UsageError(f"{run} has no classifiers yet: `selfcon probe` trains them.")
-    trust = read_trust(run)
+    trust = read_trust(run, net)
     files: list[str] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -52,7 +58,8 @@ def export(
 def _write_hub(run: Path, folder: Path) -> list[str]:
     """The model with what belongs to it, and a page about it."""
     target = folder / HUB
-    target.mkdir(exist_ok=True)
+    shutil.rmtree(target, ignore_errors=True)  # nothing of another model stays
+    target.mkdir()
     files = [name for name in _OF_A_MODEL if (run / name).is_file()]
     for name in files:
         shutil.copyfile(run / name, target / name)
@@ -61,12 +68,13 @@ def _write_hub(run: Path, folder: Path) -> list[str]:
         "parameters": sum(each.numel() for each in net.parameters()),
         "multiply_adds": count_multiply_adds(net, zero_image(net, int(facts["image_size"]))),
     }
+    found = _read(run / "analysis" / "calibration.json")
     card = write_card(
         name=run.resolve().name,
         facts=facts,
         results=_read(run / "results.json"),
         environment=_read(run / "environment.json"),
-        calibration=_read(run / "analysis" / "calibration.json"),
+        calibration=found if found.get("model_sha256") == hash_file(run / "model.safetensors") else {},
         costs=costs,
     )
     (target / "README.md").write_text(card)
@@ -74,4 +82,10 @@ def _write_hub(run: Path, folder: Path) -> list[str]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.is_file() else {}
+    try:
+        found = json.loads(path.read_text()) if path.is_file() else {}
+    except ValueError as error:
+        raise DataError(f"{path} cannot be read ({error}).") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path} cannot be read (it holds no names).")
+    return found

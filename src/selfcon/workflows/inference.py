@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import glob
+import io
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +20,7 @@ from selfcon.deploy import predictor as predictors
 from selfcon.deploy.predictor import Prediction, Predictor
 from selfcon.errors import BadImageError, DataError, InputMissingError, StorageError, UsageError
 from selfcon.evaluation.accuracy import ENSEMBLE
-from selfcon.progress import track
+from selfcon.progress import say, track
 from selfcon.workflows.task import choose_device
 
 
@@ -30,22 +32,34 @@ def load(run_folder: str | Path, device: str = "auto") -> Predictor:
 def find_images(paths: Iterable[str | Path]) -> list[Path]:
     """Files as they are, images of folders and all below, what patterns match, and with `-` lines of standard input."""
     found: list[Path] = []
+    empty: list[Path] = []
     for path in _read_lines(paths):
-        if path.is_dir():
+        if _is_folder(path):
             inside = sorted(each for each in path.rglob("*") if each.suffix.lower() in SUFFIXES and each.is_file())
             if not inside:
-                raise InputMissingError(f"{path} holds no image.")
+                empty.append(path)
             found += inside
-        elif glob.has_magic(str(path)) and not path.exists():
+        elif glob.has_magic(str(path)) and not os.path.lexists(path):
             matched = sorted(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207 - patterns may begin at the root
             if not matched:
                 raise InputMissingError(f"Nothing is called {path}.")
             found += [each for each in matched if each.is_file()]
         else:
             found.append(path)
+    if empty and not found:
+        raise InputMissingError(f"{empty[0]} holds no image.")
+    for path in empty:
+        say(f"note: {path} holds no image")
     if not found:
         raise UsageError("Name at least one image, a folder of images, or - to read their names.")
     return found
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a name that is too long, and the like: told when it is read
+        return False
 
 
 def _read_lines(paths: Iterable[str | Path]) -> Iterator[Path]:
@@ -53,6 +67,8 @@ def _read_lines(paths: Iterable[str | Path]) -> Iterator[Path]:
         if str(path) != "-":
             yield Path(path)
             continue
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="surrogateescape")  # names may be no text
         yield from (Path(line.rstrip("\r\n")) for line in sys.stdin if line.strip())
 
 
@@ -108,8 +124,12 @@ def embed(
     return failed
 
 
+def _as_text(file: Path) -> str:
+    return str(file).encode("utf-8", "backslashreplace").decode()
+
+
 def _write_npz(out: Path, files: Sequence[Path], features: Mapping[str, npt.NDArray[np.float32]]) -> None:
-    arrays: dict[str, Any] = {"files": np.array([str(file) for file in files]), **features}
+    arrays: dict[str, Any] = {"files": np.array([_as_text(file) for file in files]), **features}
     np.savez(out, **arrays)
 
 
@@ -120,7 +140,7 @@ def _write_parquet(out: Path, files: Sequence[Path], features: Mapping[str, npt.
     except ImportError:
         raise UsageError("Parquet files need a package: pip install pyarrow.") from None
     columns = {name: pa.FixedSizeListArray.from_arrays(each.ravel(), each.shape[1]) for name, each in features.items()}
-    pq.write_table(pa.table({"file": [str(file) for file in files], **columns}), out)
+    pq.write_table(pa.table({"file": [_as_text(file) for file in files], **columns}), out)
 
 
 _WRITERS = {".npz": _write_npz, ".parquet": _write_parquet}

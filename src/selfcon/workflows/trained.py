@@ -101,7 +101,7 @@ def open_encoder(what: str | Path, device: str = "auto", *, trust: bool = False)
         return open_run(what, device)
     name, _, file = str(what).removeprefix(_TIMM).partition("=")
     weights = Path(file) if file else find_timm_weights(name)
-    published = timm.get_pretrained_cfg(name.partition(".")[0]) if timm.is_model(name) else None
+    published = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
     if published is None:
         raise UsageError(f"timm has no network {name!r} with published settings.")
     size = published.input_size[-1]

@@ -77,6 +77,8 @@ def classify(
             "data": source.name,
             "metric": "mean_per_class" if data in MEAN_PER_CLASS else "top1",
             "images": {name: len(images) for name, images in source.splits().items()},
+            "image_size": run.size,
+            "seed": seed,
         }
         kind = ("-random" if random else "") + (f"-{image_size}px" if image_size else "")
         usual = run.path / "transfer" / f"classify-{Path(source.name).name}{kind}-{seed}"
