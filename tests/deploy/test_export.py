@@ -109,7 +109,7 @@ def test_other_networks(name: str, tmp_path: Path) -> None:
 
 def test_what_does_not_run_stage_by_stage_is_exported_whole(tmp_path: Path) -> None:
     data = write_stripes(tmp_path / "stripes.npz", train=32)
-    small: Any = {"model": "vit_tiny_patch16_224", "exits": "none", "device": "cpu"}
+    small: Any = {"model": "vit_tiny_patch16_224", "exits": "none", "stem": "large", "device": "cpu"}
     selfcon.train(data=str(data), out=tmp_path / "run", method="ce", epochs=1, batch_size=16, **small)
     result = selfcon.export(tmp_path / "run")
     assert "model.onnx" in result["files"]
