@@ -69,9 +69,18 @@ def test_answers_are_those_of_evaluation(place: Path, model: Predictor) -> None:
 
 def test_images_of_every_kind_are_one_image(place: Path, model: Predictor) -> None:
     path = in_order(place)[0]
-    pixels = np.asarray(Image.open(path))
+    with Image.open(path) as picture:
+        pixels = np.array(picture)
     tensor = torch.from_numpy(pixels.copy())
-    kinds: list[Any] = [path, str(path), path.read_bytes(), pixels, tensor, tensor.permute(2, 0, 1), Image.open(path)]
+    kinds: list[Any] = [
+        path,
+        str(path),
+        path.read_bytes(),
+        pixels,
+        tensor,
+        tensor.permute(2, 0, 1),
+        Image.fromarray(pixels),
+    ]
     expected = model.predict(path)[0]
     for kind in kinds:
         assert model.predict([kind])[0] == expected
@@ -288,11 +297,12 @@ def test_pillows_images_of_every_mode(model: Predictor, tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     picture.save(tmp_path / "turned.png", exif=exif)
-    assert model.predict(Image.open(tmp_path / "turned.png")) == model.predict(tmp_path / "turned.png")
+    with Image.open(tmp_path / "turned.png") as turned:
+        assert model.predict(turned) == model.predict(tmp_path / "turned.png")
     picture.save(tmp_path / "x.jpg")
     (tmp_path / "cut.jpg").write_bytes((tmp_path / "x.jpg").read_bytes()[:-40])
-    with pytest.raises(BadImageError):
-        model.predict(Image.open(tmp_path / "cut.jpg"))
+    with Image.open(tmp_path / "cut.jpg") as cut, pytest.raises(BadImageError):
+        model.predict(cut)
     tensor = torch.from_numpy(pixels).permute(2, 0, 1)
     several: list[Any] = [tensor, pixels]
     assert model.predict(iter(several))[0].classes == model.predict(pixels)[0].classes
