@@ -6,23 +6,29 @@ import itertools
 import os
 import platform
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
+from selfcon.config import make_settings
+from selfcon.data.source import Images
 from selfcon.data.split import Batch
 from selfcon.data.streamed import Streamed
 from selfcon.training.folder import describe_environment
 from selfcon.training.loop import peak_memory
 from selfcon.training.trainer import Stage, Trainer
 from selfcon.workflows.pipeline import make_pretraining, make_probing
-from selfcon.workflows.task import Task, choose_device, collect_settings, prepare
+from selfcon.workflows.task import Task, choose_device, collect_settings, prepare, read_source
 
 _FEW_POSITIVES = 1.0
 _READ_AHEAD = 4  # batches
+_ENOUGH = 10.0  # seconds of updates, where they are slow
+_MEASURED = 64  # images whose sizes are looked at
+_SIZES = (32, 64, 128, 224)
+_UNEVEN, _FEW_IMAGES, _FEW_UPDATES = 4, 5000, 3000
 
 
 @dataclass
@@ -47,10 +53,67 @@ def examine(*, recipe: str | None = None, device: str = "auto", **given: Any) ->
     """Look at the machine; with data or a recipe, try a few steps and tell what the whole would take."""
     chosen = choose_device(device)
     findings = Findings(_describe_machine(chosen))
-    if recipe is not None or given:
-        task = prepare(collect_settings(recipe, given), chosen)
-        findings.task, findings.advice = _examine_task(task)
+    if recipe is None and not given:
+        return findings
+    settings = collect_settings(recipe, given)
+    source = read_source(settings)
+    sides, shape = _measure_sides(source.train), source.train.shape
+    advice = []
+    if settings.image_size is None and (shape is None or shape[0] != shape[1] or source.test.shape != shape):
+        settings = make_settings(settings.model_dump(mode="json"), {"image_size": suggest_size(sides)})
+        advice.append(
+            f"Images are of different shapes, most of {_middle(sides)} pixels: --image-size {settings.image_size}."
+        )
+    task = prepare(settings, chosen)
+    findings.task, more = _examine_task(task)
+    findings.advice = [*advice, *more, *_advise(task, sides)]
     return findings
+
+
+def _measure_sides(images: Images) -> list[int]:
+    """The shorter sides of some images."""
+    if images.shape is not None:
+        return [min(images.shape)]
+    some = np.linspace(0, len(images) - 1, min(_MEASURED, len(images))).astype(int)
+    return [min(images[int(row)].shape[:2]) for row in some]
+
+
+def _middle(sides: Sequence[int]) -> int:
+    return sorted(sides)[len(sides) // 2]
+
+
+def suggest_size(sides: Sequence[int]) -> int:
+    """A side that networks are used to, not larger than most images are."""
+    return max((size for size in _SIZES if size <= _middle(sides)), default=_SIZES[0])
+
+
+def _advise(task: Task, sides: Sequence[int]) -> list[str]:
+    """What is likely to make the result better."""
+    settings, advice = task.settings, []
+    counts = np.bincount(task.train.labels.cpu().numpy())
+    uneven = counts.max() / max(1, counts[counts > 0].min())
+    if uneven > _UNEVEN and settings.sampler == "plain":
+        advice.append(f"The largest class is {uneven:.0f} times the smallest: --sampler balanced.")
+    if len(task.train) < _FEW_IMAGES and settings.weights is None:
+        advice.append(
+            f"{len(task.train):,} images are few to learn to see from: weights to begin with help most "
+            f"(--init FILE, or --init timm with --image-size 224)."
+        )
+    larger = [size for size in _SIZES if task.size < size <= _middle(sides)]
+    if larger:
+        cost = (larger[0] / task.size) ** 2
+        advice.append(
+            f"Images are larger than what is seen: --image-size {larger[0]}, for about {cost:.1f} times the time."
+        )
+    stage_steps = -(-len(task.train) // settings.batch_size) * settings.epochs
+    if task.method.stages == 2 and stage_steps < _FEW_UPDATES:
+        epochs = -(-settings.epochs * _FEW_UPDATES // max(1, stage_steps))
+        advice.append(
+            f"{stage_steps:,} updates are few for a contrastive loss: --epochs {epochs:,}, or a smaller batch."
+        )
+    if settings.val_fraction == 0 and task.source.val is None:
+        advice.append("Nothing is held out: --val-fraction 0.1 leaves something to calibrate on, and to choose by.")
+    return advice
 
 
 def _describe_machine(device: torch.device) -> dict[str, Any]:
@@ -167,6 +230,8 @@ def _measure_pace(stage: Stage, task: Task) -> Pace:
         for each in work:
             trainer.update(each.images, each.labels, 0)
             done += 1
+            if time.perf_counter() - start > _ENOUGH:
+                break
         if on_gpu:
             torch.cuda.synchronize()
         return (time.perf_counter() - start) / max(done, 1)
