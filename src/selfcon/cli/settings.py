@@ -16,11 +16,8 @@ FLAGS = {
     # flag: (setting, type, what --help says)
     "--data": ("data", str, "name, folder, .npz or packed file"),
     "--data-root": ("data_root", str, "where named data sets lie"),
-    "--class-list": ("class_list", str, "for imagenet100"),
     "--val-fraction": ("val_fraction", float, "share of train held out for choices"),
     "--bad-images": ("bad_images", str, "error, or skip up to 0.1 %%"),
-    "--per-class": ("per_class", int, "train with so many images of each class"),
-    "--sampler": ("sampler", str, "plain, or balanced: classes equally often"),
     "--image-size": ("image_size", int, "side in pixels"),
     "--model": ("model", str, "a network of selfcon or timm"),
     "--width": ("width", float, "share of its channels"),

@@ -1,0 +1,41 @@
+"""What the doctor advises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from selfcon.workflows.doctor import examine, suggest_size
+
+
+@pytest.mark.parametrize(("sides", "size"), [([20], 32), ([40, 70, 500], 64), ([200, 150, 140], 128), ([500] * 3, 224)])
+def test_sizes_that_networks_are_used_to(sides: list[int], size: int) -> None:
+    assert suggest_size(sides) == size
+
+
+def test_advice_for_a_folder_of_few_and_uneven_images(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name, count in (("often", 30), ("rare", 5)):
+        for split in ("train", "test"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = rng.integers(0, 256, (40, 36 + number % 2, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(tmp_path / split / name / f"{number}.png")
+    found = examine(data=str(tmp_path), width=0.125, batch_size=8, epochs=10, device="cpu")
+    told = " ".join(found.advice)
+    for words in (
+        "--image-size 32.",
+        "6 times the smallest: --sampler balanced",
+        "35 images are few",
+        "50 updates are few for a contrastive loss: --epochs 600",
+        "--val-fraction 0.1",
+    ):
+        assert words in told, told
+    assert found.task["image size"] == 32
+    calm = examine(
+        data=str(tmp_path), width=0.125, batch_size=8, image_size=32, sampler="balanced", val_fraction=0.2, device="cpu"
+    )
+    assert not any("--sampler" in each or "--val-fraction" in each for each in calm.advice)
