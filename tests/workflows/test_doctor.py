@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from selfcon.workflows.doctor import examine, suggest_size
@@ -13,7 +14,8 @@ from selfcon.workflows.doctor import examine, suggest_size
 
 @pytest.mark.parametrize(("sides", "size"), [([20], 32), ([40, 70, 500], 64), ([200, 150, 140], 128), ([500] * 3, 224)])
 def test_sizes_that_networks_are_used_to(sides: list[int], size: int) -> None:
-    assert suggest_size(sides) == size
+    assert suggest_size(sides, torch.device("cuda")) == size
+    assert suggest_size(sides, torch.device("cpu")) == min(size, 64)
 
 
 def test_advice_for_a_folder_of_few_and_uneven_images(tmp_path: Path) -> None:

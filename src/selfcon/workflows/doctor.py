@@ -28,6 +28,7 @@ _READ_AHEAD = 4  # batches
 _ENOUGH = 10.0  # seconds of updates, where they are slow
 _MEASURED = 64  # images whose sizes are looked at
 _SIZES = (32, 64, 128, 224)
+_LARGEST_ON_CPU = 64
 _UNEVEN, _FEW_IMAGES, _FEW_UPDATES = 4, 5000, 3000
 
 
@@ -60,7 +61,7 @@ def examine(*, recipe: str | None = None, device: str = "auto", **given: Any) ->
     sides, shape = _measure_sides(source.train), source.train.shape
     advice = []
     if settings.image_size is None and (shape is None or shape[0] != shape[1] or source.test.shape != shape):
-        settings = make_settings(settings.model_dump(mode="json"), {"image_size": suggest_size(sides)})
+        settings = make_settings(settings.model_dump(mode="json"), {"image_size": suggest_size(sides, chosen)})
         advice.append(
             f"Images are of different shapes, most of {_middle(sides)} pixels: --image-size {settings.image_size}."
         )
@@ -82,9 +83,10 @@ def _middle(sides: Sequence[int]) -> int:
     return sorted(sides)[len(sides) // 2]
 
 
-def suggest_size(sides: Sequence[int]) -> int:
-    """A side that networks are used to, not larger than most images are."""
-    return max((size for size in _SIZES if size <= _middle(sides)), default=_SIZES[0])
+def suggest_size(sides: Sequence[int], device: torch.device) -> int:
+    """A side that networks are used to, not larger than most images are, nor than a CPU has time for."""
+    most = min(_middle(sides), _LARGEST_ON_CPU if device.type == "cpu" else max(_SIZES))
+    return max((size for size in _SIZES if size <= most), default=_SIZES[0])
 
 
 def _advise(task: Task, sides: Sequence[int]) -> list[str]:
@@ -236,7 +238,11 @@ def _measure_pace(stage: Stage, task: Task) -> Pace:
             torch.cuda.synchronize()
         return (time.perf_counter() - start) / max(done, 1)
 
-    seconds(itertools.repeat(batch, unmeasured))
+    warm = seconds(itertools.repeat(batch, unmeasured))
+    if warm > _ENOUGH:  # so slow that one more tells enough
+        one = seconds(itertools.islice(batches, 1))
+        batches.close()
+        return Pace(one, one, min(one, warm))
     network = seconds(itertools.repeat(batch, measured))
     seconds(itertools.islice(batches, _READ_AHEAD))  # what was made while nobody asked
     first = later = seconds(itertools.islice(batches, measured))
