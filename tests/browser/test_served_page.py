@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +14,9 @@ from PIL import Image
 
 import selfcon
 from tests.browser.chrome import CHROMIUM, Page, browse
+from tests.deploy.serving import serving
 from tests.workflows.conftest import write_stripes
 
-httpx = pytest.importorskip("httpx")
 pytest.importorskip("fastapi")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
@@ -34,25 +29,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     small: Any = {"width": 0.125, "epochs": 2, "batch_size": 32, "probe.epochs": 4, "device": "cpu"}
     selfcon.fit(data=str(data), out=folder / "run", **small)
     selfcon.calibrate(folder / "run", device="cpu")
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = int(found.getsockname()[1])
-    words = [sys.executable, "-m", "selfcon", "serve", "run", "--port", str(port), "--device", "cpu"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(words, cwd=folder, env=environment, stderr=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
-        try:
-            httpx.get(f"{url}/health")
-            break
-        except httpx.TransportError:
-            time.sleep(0.2)
-    try:
-        yield url, folder
-    finally:
-        process.terminate()
-        process.wait(40)
+    with serving(folder) as (port, _):
+        yield f"http://127.0.0.1:{port}", folder
 
 
 @pytest.fixture

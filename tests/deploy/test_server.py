@@ -5,13 +5,10 @@ from __future__ import annotations
 import base64
 import io
 import json
-import os
 import shutil
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 import zlib
@@ -19,21 +16,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 import selfcon
+from tests.deploy.serving import serving
 from tests.workflows.conftest import write_stripes
 
 pytest.importorskip("fastapi")
-httpx = pytest.importorskip("httpx")
 
-from starlette.testclient import TestClient  # noqa: E402
+from starlette.testclient import TestClient
 
-from selfcon.deploy.server import Holder, Limits, make_app  # noqa: E402
-from selfcon.workflows.serving import make_gallery  # noqa: E402
+from selfcon.deploy.server import Holder, Limits, make_app
+from selfcon.workflows.serving import make_gallery
 
 PNG = {"content-type": "image/png"}
 
@@ -235,52 +233,49 @@ def test_a_new_model_is_taken_and_a_broken_one_is_not(place: Path, tmp_path: Pat
     assert holder.model is not first
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+def begin_request(port: int) -> tuple[socket.socket, bytes]:
+    """A request that is all but sent, and the rest of it."""
+    body = png()
+    found = socket.create_connection(("127.0.0.1", port), timeout=30)
+    head = ["POST /v1/predict HTTP/1.1", "Host: 127.0.0.1", "Content-Type: image/png", f"Content-Length: {len(body)}"]
+    found.sendall("\r\n".join([*head, "", ""]).encode() + body[:-1])
+    return found, body[-1:]
 
 
 def test_requests_under_way_are_answered_before_it_ends(place: Path) -> None:
-    port = free_port()
-    words = [sys.executable, "-m", "selfcon", "serve", "run", "--port", str(port), "--device", "cpu", "--no-gallery"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(words, cwd=place, stderr=subprocess.PIPE, text=True, env=environment)
-    url = f"http://127.0.0.1:{port}"
+    stop = threading.Event()
     codes: list[int] = []
-    refused = threading.Event()
+    with serving(place, "--no-gallery") as (port, process):
 
-    def ask() -> None:
-        with httpx.Client(base_url=url, timeout=30) as client:
-            while not refused.is_set():
-                try:
-                    codes.append(client.post("/v1/predict", content=png(), headers=PNG).status_code)
-                except (httpx.ConnectError, httpx.RemoteProtocolError, httpx.ReadError):
-                    refused.set()  # it listens no more
+        def ask() -> None:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+                while not stop.is_set():
+                    try:
+                        codes.append(client.post("/v1/predict", content=png(), headers=PNG).status_code)
+                    except httpx.TransportError:
+                        stop.set()  # it listens no more
 
-    try:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            try:
-                httpx.get(f"{url}/health")
-                break
-            except httpx.TransportError:
-                time.sleep(0.2)
-        # A client that hangs in the middle of its request keeps nobody waiting.
-        hanging = socket.create_connection(("127.0.0.1", port))
-        hanging.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: image/png\r\n")
         threads = [threading.Thread(target=ask) for _ in range(4)]
         for thread in threads:
             thread.start()
-        time.sleep(1.5)
+        time.sleep(1.0)
+        # One that hangs before its request has begun keeps nobody waiting.
+        hanging = socket.create_connection(("127.0.0.1", port))
+        hanging.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        under_way = [begin_request(port) for _ in range(4)]
+        time.sleep(0.5)
         process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        for sent, rest in under_way:
+            sent.sendall(rest)
+        for sent, _ in under_way:
+            assert sent.recv(1 << 16).startswith(b"HTTP/1.1 200")
+            sent.close()
         for thread in threads:
             thread.join(30)
-        _, errors = process.communicate(timeout=40)
+        assert process.wait(40) == 0
         hanging.close()
-    finally:
-        process.kill()
-    assert process.returncode == 0, errors
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
     assert len(codes) > 10
     assert set(codes) == {200}
-    assert "Traceback" not in errors

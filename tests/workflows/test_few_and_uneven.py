@@ -32,9 +32,9 @@ def test_uneven_classes_in_balance(tmp_path: Path) -> None:
 
 def test_few_labels(tmp_path: Path) -> None:
     data = str(write_stripes(tmp_path / "stripes.npz"))
-    result = selfcon.fit(data=data, out=tmp_path / "run", per_class=8, **SMALL)
-    assert result["accuracy"]["ensemble"]["top1"] >= 0
-    assert len(open_run(tmp_path / "run", "cpu").split("train")) == 32
+    selfcon.fit(data=data, out=tmp_path / "run", per_class=8, **SMALL)
+    train = open_run(tmp_path / "run", "cpu").split("train")
+    assert torch.bincount(train.labels).tolist() == [8] * 4
     with pytest.raises(UsageError, match="sampler"):
         selfcon.fit(data=data, out=tmp_path / "x", sampler="balance", **SMALL)
 
