@@ -24,9 +24,9 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 class Stages:
     """The stages of one model and the rule that says when an answer is sure enough (here: by its probability)."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, options: ort.SessionOptions | None = None) -> None:
         self.about = json.loads((folder / "stages.json").read_text())
-        self.sessions = [ort.InferenceSession(folder / name) for name in self.about["stages"]]
+        self.sessions = [ort.InferenceSession(folder / name, options) for name in self.about["stages"]]
 
     def answer(self, images: np.ndarray) -> tuple[np.ndarray, list[str]]:
         """Probabilities [B, C] of images [B, 3, S, S] in [0, 1], and by which answer."""

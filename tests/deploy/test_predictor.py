@@ -276,6 +276,21 @@ def test_networks_without_exits_answer_too(tmp_path: Path) -> None:
         model.predict(np.zeros((16, 16, 3), np.uint8), exit="early")
 
 
+def test_a_rule_as_good_as_the_backbone_alone(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place / "run", tmp_path / "run")
+    early = selfcon.calibrate(tmp_path / "run", as_good_as="backbone", device="cpu")["early_exit"]
+    kept = json.loads((tmp_path / "run" / "calibration.json").read_text())["early_exit"]
+    held_out = {point["threshold"]: point for point in kept["curve"]}
+    chosen = held_out[kept["threshold"]]
+    cheaper = [point for point in kept["curve"] if point["cost"] < chosen["cost"]]
+    assert early["target"] == {"as_good_as": "backbone"}
+    assert all(point["accuracy"] < chosen["accuracy"] for point in cheaper)
+    with pytest.raises(UsageError, match="exit9"):
+        selfcon.calibrate(tmp_path / "run", as_good_as="exit9", device="cpu")
+    with pytest.raises(UsageError, match="one of --within"):
+        selfcon.calibrate(tmp_path / "run", as_good_as="backbone", within=1.0, device="cpu")
+
+
 def test_strangers_of_any_folder(place: Path, tmp_path: Path) -> None:
     shutil.copytree(place / "run", tmp_path / "run")
     (tmp_path / "flat").mkdir()
@@ -338,7 +353,7 @@ def test_mistakes_of_calibration(place: Path, tmp_path: Path) -> None:
     words: list[str | Path] = ["calibrate", place / "run", "--device", "cpu"]
     for more, code, sentence in (
         (["--criterion", "margn"], 64, "did you mean 'margin'"),
-        (["--within", "1", "--mean-cost", "0.5"], 64, "leave out --within or --mean-cost"),
+        (["--within", "1", "--mean-cost", "0.5"], 64, "leave out all but one"),
         (["--within", "-1"], 64, "at least 0"),
         (["--mean-cost", "0.01"], 64, "No answer costs less"),
         (["--most-wrong", "200"], 64, "between 0 and 100"),

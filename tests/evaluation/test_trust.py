@@ -119,8 +119,10 @@ def test_curves_begin_at_the_first_exit_and_end_at_the_whole() -> None:
     points = trace(answers, labels, [0.5, 1.0], "confidence")
     assert (points[0].cost, points[-1].cost) == (0.5, 1.0)
     assert points[-1].accuracy == pytest.approx(100 * float((logits.argmax(1) == labels).double().mean()))
-    cheap = choose(points, within=1.0)
+    cheap = choose(points, accuracy=points[-1].accuracy - 1.0)
     assert cheap.cost < 1.0
+    assert cheap == min((each for each in points if each.accuracy >= points[-1].accuracy - 1.0), key=lambda e: e.cost)
+    assert choose(points, accuracy=101.0).accuracy == max(each.accuracy for each in points)
     assert cheap.accuracy >= points[-1].accuracy - 1.0
     assert choose(points, cost=0.7).cost <= 0.7
     with pytest.raises(UsageError, match=r"No answer costs less than 0\.50"):

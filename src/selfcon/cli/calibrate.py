@@ -20,6 +20,7 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument("--within", type=float, metavar="PERCENT", help="accuracy that early answers may cost (1)")
     parser.add_argument("--mean-cost", type=float, metavar="PART", help="instead: of the whole network's multiply-adds")
+    parser.add_argument("--as-good-as", metavar="EXIT", help="instead: cheapest of at least its accuracy (backbone)")
     parser.add_argument("--most-wrong", type=float, metavar="PERCENT", help="of answers; others are kept back")
     parser.add_argument("--outside", metavar="STR", help="images of something else, to see them told apart")
     parser.add_argument("--strangers", default="neighbours", metavar="STR", help="neighbours or mahalanobis")
@@ -45,9 +46,10 @@ def run(options: argparse.Namespace) -> int:
             f"{answer['ece']:.1f} % at temperature {answer['temperature']:.2f}"
         )
     if early := result.get("early_exit"):
-        chosen, whole = early["chosen"], early["alone"]["ensemble"]
+        chosen, whole, backbone = early["chosen"], early["alone"]["ensemble"], early["alone"]["backbone"]
         print(
-            f"  leaving early: {chosen['accuracy']:.1f} % right for {100 * chosen['cost']:.0f} % of the multiply-adds, "
+            f"  leaving early: {chosen['accuracy']:.1f} % right for {100 * chosen['cost']:.0f} % of the multiply-adds "
+            f"({100 * chosen['cost'] / backbone['cost']:.0f} % of the backbone's alone), "
             f"{chosen['milliseconds']:.2f} instead of {whole['milliseconds']:.2f} ms an image"
         )
     for name, each in result.get("silence", {}).get("answers", {}).items():

@@ -94,6 +94,10 @@ class Draws:
         """The same on a device."""
         return Draws(*(getattr(self, each.name).to(device, non_blocking=True) for each in fields(self)))
 
+    def pin(self) -> Draws:
+        """The same where a GPU can fetch it by itself."""
+        return Draws(*(getattr(self, each.name).pin_memory() for each in fields(self)))
+
 
 def join_draws(parts: Sequence[Draws]) -> Draws:
     """Draws one below the other."""

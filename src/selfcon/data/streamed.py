@@ -150,15 +150,15 @@ class Streamed(Split):
             raise UsageError(f"A sample has at least one view, not {views}.")
         policy = policy if self.may_flip else replace(policy, flip_probability=0.0)
         maker = _Maker(self, policy, seed=seed, epoch=epoch, views=views, size=size or self.size)
-        for samples, assembled in _ahead(wanted, maker.read, maker.assemble):
-            own = (samples % len(self)).to(self.device)
-            yield Batch(maker.finish(assembled), self.labels[own], own)
+        assembled = _ahead(wanted, maker.read, maker.assemble)
+        yield from beside(map(maker.finish, assembled), self.device)
 
 
 @dataclass(frozen=True)
 class _Assembled:
     """What the views of a batch are made of: pixels [V·B, h, w, 3], uint8, and the draws, whose crops begin at 0, 0."""
 
+    samples: Tensor
     pixels: Tensor
     draws: Draws | None
 
@@ -178,15 +178,17 @@ class _Maker:
     def assemble(self, samples: Tensor, images: Sequence[Pixels]) -> _Assembled:
         """In a thread: what the views see, in one array that a GPU can fetch by itself."""
         pin = self.data.device.type == "cuda"
+        samples = samples.pin_memory() if pin else samples
         if not images:
-            return _Assembled(torch.empty(0, self.size, self.size, 3, dtype=torch.uint8), None)
+            return _Assembled(samples, torch.empty(0, self.size, self.size, 3, dtype=torch.uint8), None)
         if not self.policy.crop_and_flip:
             pixels = torch.empty((len(images), self.size, self.size, 3), dtype=torch.uint8, pin_memory=pin)
             pixels.numpy()[:] = images
             draws = None
             if self.policy.colour:
                 draws = join_draws([self._draw(samples, self.size, self.size, view) for view in range(self.views)])
-            return _Assembled(pixels if self.views == 1 else pixels.repeat(self.views, 1, 1, 1), draws)
+                draws = draws.pin() if pin else draws
+            return _Assembled(samples, pixels if self.views == 1 else pixels.repeat(self.views, 1, 1, 1), draws)
         heights, widths = (torch.tensor([image.shape[axis] for image in images]) for axis in (0, 1))
         draws = join_draws([self._draw(samples, heights, widths, view) for view in range(self.views)])
         crops = [
@@ -203,10 +205,15 @@ class _Maker:
             array[row, : crop.shape[0], : crop.shape[1]] = crop
         begin = torch.zeros_like(draws.top)
         sizes = torch.tensor([crop.shape[:2] for crop in crops])
-        return _Assembled(pixels, replace(draws, top=begin, left=begin, height=sizes[:, 0], width=sizes[:, 1]))
+        draws = replace(draws, top=begin, left=begin, height=sizes[:, 0], width=sizes[:, 1])
+        return _Assembled(samples, pixels, draws.pin() if pin else draws)
 
-    def finish(self, assembled: _Assembled) -> Tensor:
-        """On the device: images [V·B, 3, S, S] as the network sees them."""
+    def finish(self, assembled: _Assembled) -> Batch:
+        """On the device: the batch as the network sees it."""
+        own = assembled.samples.to(self.data.device, non_blocking=True) % len(self.data)
+        return Batch(self._see(assembled), self.data.labels[own], own)
+
+    def _see(self, assembled: _Assembled) -> Tensor:
         device = self.data.device
         images = assembled.pixels.to(device, non_blocking=True).permute(0, 3, 1, 2)
         if assembled.draws is None:
@@ -288,15 +295,38 @@ def _as_tensor(image: Pixels) -> Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
+def beside(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """The same batches; a GPU makes each while it works on the one before, and is never more than that ahead."""
+    if device.type != "cuda":
+        yield from batches
+        return
+    own = torch.cuda.Stream(device, priority=-1)
+    own.wait_stream(torch.cuda.current_stream(device))
+    used: deque[torch.cuda.Event] = deque()
+    while True:
+        if len(used) > 1:
+            used.popleft().synchronize()
+        with torch.cuda.stream(own):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        user = torch.cuda.current_stream(device)
+        user.wait_stream(own)
+        for each in (batch.images, batch.labels, batch.samples):
+            each.record_stream(user)
+        yield batch
+        used.append(torch.cuda.current_stream(device).record_event())
+
+
 def _ahead(
     wanted: Sequence[Tensor],
     read: Callable[[int], Pixels],
     assemble: Callable[[Tensor, Sequence[Pixels]], _Assembled],
-) -> Iterator[tuple[Tensor, _Assembled]]:
-    """Each batch of samples with what was assembled of it, in order, some batches ahead of whoever asks."""
+) -> Iterator[_Assembled]:
+    """What is assembled of each batch of samples, in order, some batches ahead of whoever asks."""
     readers = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="read")
     assemblers = ThreadPoolExecutor(2, thread_name_prefix="assemble")
-    waiting: deque[tuple[Tensor, Future[_Assembled]]] = deque()
+    waiting: deque[Future[_Assembled]] = deque()
     hung = False
 
     def prepare(samples: Tensor, images: list[Future[Pixels]]) -> _Assembled:
@@ -305,22 +335,17 @@ def _ahead(
     try:
         for samples in wanted:
             images = [readers.submit(read, sample) for sample in samples.tolist()]
-            waiting.append((samples, assemblers.submit(prepare, samples, images)))
+            waiting.append(assemblers.submit(prepare, samples, images))
             if len(waiting) > _AHEAD:
-                yield _next(waiting)
+                yield waiting.popleft().result()
         while waiting:
-            yield _next(waiting)
+            yield waiting.popleft().result()
     except HungError:
         hung = True
         raise
     finally:
         for pool in (readers, assemblers):
             pool.shutdown(wait=not hung, cancel_futures=True)
-
-
-def _next(waiting: deque[tuple[Tensor, Future[_Assembled]]]) -> tuple[Tensor, _Assembled]:
-    samples, future = waiting.popleft()
-    return samples, future.result()
 
 
 def _wait(image: Future[Pixels], sample: int) -> Pixels:

@@ -124,15 +124,13 @@ def trace(
     return sorted(points.values(), key=lambda point: point.cost)
 
 
-def choose(points: Sequence[Point], *, within: float | None = None, cost: float | None = None) -> Point:
-    """The cheapest point at most `within` percent below the whole ensemble, or the best one of at most a mean cost."""
-    if (within is None) == (cost is None):
+def choose(points: Sequence[Point], *, accuracy: float | None = None, cost: float | None = None) -> Point:
+    """The cheapest point of at least an accuracy (of all, the best), or the best one of at most a mean cost."""
+    if (accuracy is None) == (cost is None):
         raise UsageError("A rule is chosen for an accuracy or for a cost: name one of them.")
-    whole = points[-1]
-    if within is not None:
-        if within < 0:
-            raise UsageError(f"The accuracy given up is at least 0 percent, not {within:g}.")
-        return min((point for point in points if point.accuracy >= whole.accuracy - within), key=lambda each: each.cost)
+    if accuracy is not None:
+        enough = [point for point in points if point.accuracy >= min(accuracy, max(each.accuracy for each in points))]
+        return min(enough, key=lambda point: point.cost)
     affordable = [point for point in points if point.cost <= float(cost or 0) + 1e-9]
     if not affordable:
         raise UsageError(

@@ -64,6 +64,7 @@ def calibrate(
     criterion: str = "confidence",
     within: float | None = None,
     mean_cost: float | None = None,
+    as_good_as: str | None = None,
     most_wrong: float | None = None,
     outside: str | None = None,
     strangers: str = "neighbours",
@@ -75,11 +76,16 @@ def calibrate(
 
     Held-out are the run's validation images, or `data`, or a half of its test images, whose other half is then what
     results are told of. The rule gives up at most `within` percent of the ensemble's accuracy (1 unless told), or has
-    at most a `mean_cost`, as a part of the whole network's. With `most_wrong`, answers are kept back so that at most so
-    many percent of those given are wrong. `outside` are images of something else, to see whether they are told apart.
+    at most a `mean_cost`, as a part of the whole network's, or is `as_good_as` one exit alone, such as the backbone.
+    With `most_wrong`, answers are kept back so that at most so many percent of those given are wrong. `outside` are
+    images of something else, to see whether they are told apart.
     """
-    if within is not None and mean_cost is not None:
-        raise UsageError("A rule is chosen for an accuracy or for a cost: leave out --within or --mean-cost.")
+    targets = {"within": within, "cost": mean_cost, "as_good_as": as_good_as}
+    target = {name: value for name, value in targets.items() if value is not None}
+    if len(target) > 1:
+        raise UsageError(
+            "A rule is chosen for one thing: leave out all but one of --within, --mean-cost, --as-good-as."
+        )
     if criterion not in CRITERIA:
         raise unknown_name("criterion", criterion, CRITERIA)
     if strangers not in KINDS:
@@ -93,8 +99,10 @@ def calibrate(
     if not run.net.classifiers:
         raise UsageError(f"{run_folder} has no classifiers yet: `selfcon probe` trains them.")
     can_leave = len(run.net.names) > 1 and isinstance(run.net.splitter, Staged)
-    if not can_leave and (within is not None or mean_cost is not None):
+    if not can_leave and target:
         raise UsageError(f"{run_folder} cannot be left early: it has no exits, or does not run stage by stage.")
+    if as_good_as is not None and as_good_as not in run.net.names:
+        raise unknown_name("exit", as_good_as, run.net.names)
     work = _Calibration.begin(run, data, seed)
     result: Result = {"run": run.name, "held_out": work.describe()}
     pictures: dict[str, Picture] = {}
@@ -109,8 +117,7 @@ def calibrate(
         "strangers": strangers,
     }
     if can_leave:
-        target = {"cost": mean_cost} if mean_cost is not None else {"within": 1.0 if within is None else within}
-        kept["early_exit"] = work.fit_rule(result, pictures, criterion, target, batch_size)
+        kept["early_exit"] = work.fit_rule(result, pictures, criterion, target or {"within": 1.0}, batch_size)
     if most_wrong is not None:
         kept |= work.fit_silence(result, most_wrong, kept.get("early_exit"))
     _store(run.path, kept, foreign.tensors)
@@ -294,13 +301,13 @@ class _Calibration:
         result: Result,
         pictures: dict[str, Picture],
         criterion: str,
-        target: Mapping[str, float],
+        target: Mapping[str, Any],
         batch_size: int,
     ) -> Result:
         costs, alone_costs, total = self._costs()
         choosing, telling = (self._running(each) for each in (self.choosing, self.telling))
         curve = trace(choosing, self.choosing.labels, costs, criterion)
-        chosen = choose(curve, **target)
+        chosen = self._choose(curve, **target)
         points = [self._tell(telling, costs, criterion, point.threshold) for point in curve]
         told = self._tell(telling, costs, criterion, chosen.threshold)
         alone = {
@@ -326,6 +333,20 @@ class _Calibration:
         pictures["early-exit"] = trust_figures.draw_early_exit(rows, chosen_row, alone)
         rule = {"criterion": criterion, "threshold": chosen.threshold}
         return {**rule, "costs": costs, "curve": [asdict(point) for point in curve]}
+
+    def _choose(
+        self,
+        curve: Sequence[Point],
+        *,
+        within: float | None = None,
+        cost: float | None = None,
+        as_good_as: str | None = None,
+    ) -> Point:
+        if cost is not None:
+            return choose(curve, cost=cost)
+        if as_good_as is not None:
+            return choose(curve, accuracy=self.choosing.top(1)[as_good_as])
+        return choose(curve, accuracy=curve[-1].accuracy - (within or 0.0))
 
     def _tell(self, answers: Sequence[Tensor], costs: Sequence[float], criterion: str, threshold: float) -> Point:
         return follow(answers, self.telling.labels, costs, Rule(criterion, threshold))

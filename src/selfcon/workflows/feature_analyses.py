@@ -40,6 +40,7 @@ def information(
     samples: int = 10_000,
     seeds: int = 3,
     steps: int | None = None,
+    batch_size: int | None = None,
     out: str | Path | None = None,
     device: str = "auto",
 ) -> Result:
@@ -71,6 +72,7 @@ def information(
                     estimator,
                     seeds=seeds,
                     steps=steps or (2000 if on_gpu else 100),
+                    batch_size=batch_size or (128 if on_gpu else None),
                     hidden=64 if on_gpu else 32,
                     device=run.device,
                 )

@@ -171,7 +171,7 @@ def _work(run: RunFolder, settings: Settings, running: Running, world: World, *,
     done = world.tell(lambda: _find_done(run, probe=probe))
     if done is not None:
         return {**done, "already_done": True}
-    with watch() as stop, running.reproducibly():
+    with watch() as stop, running.as_asked():
         return _run(run, settings, running, world, stop, probe=probe)
 
 

@@ -115,8 +115,14 @@ class Running:
         return cls(own_device(choose_device(device)), compile, log, deterministic, trust)
 
     @contextmanager
-    def reproducibly(self) -> Iterator[None]:
-        """Where it is asked for, nothing that gives other bits the next time; an operation that cannot is named."""
+    def as_asked(self) -> Iterator[None]:
+        """Nothing is compiled or gives other bits the next time where that is not wanted."""
+        with torch.compiler.set_stance("force_eager" if self.compile is False else "default"), self._reproducibly():
+            yield
+
+    @contextmanager
+    def _reproducibly(self) -> Iterator[None]:
+        """Where it is asked for; an operation that cannot is named."""
         if not self.deterministic:
             yield
             return

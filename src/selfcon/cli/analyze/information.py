@@ -24,6 +24,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--samples", type=int, default=10_000, help="images at most (default: 10000)")
     parser.add_argument("--seeds", type=int, default=3, help="critics trained for each number (default: 3)")
     parser.add_argument("--steps", type=int, help="of a critic at most (default: 2000 on a GPU, 100 on a CPU)")
+    parser.add_argument("--batch-size", type=int, help="of a critic: InfoNCE shows at most its log (GPU: 128)")
     add_common(parser)
 
 
@@ -40,6 +41,7 @@ def run(options: argparse.Namespace) -> int:
         samples=options.samples,
         seeds=options.seeds,
         steps=options.steps,
+        batch_size=options.batch_size,
         out=options.out,
         device=options.device,
     )
