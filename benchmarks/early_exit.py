@@ -62,7 +62,7 @@ def main() -> int:
     names = [output.name for output in whole.get_outputs()]
     backbone = names[next(place for place, name in enumerate(names) if "backbone" in name)]
     stages = Stages(options.run / "export", told)
-    model = selfcon.load(options.run, run.device)
+    model = selfcon.load(options.run, str(run.device))
     mean, std = (torch.tensor(run.facts[key], device=run.device)[:, None, None] for key in ("mean", "std"))
 
     def by_torch(leave: str) -> Answer:
