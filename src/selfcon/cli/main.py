@@ -30,6 +30,7 @@ VERBS = {
     "predict": ("selfcon.cli.predict", "what is on images: classes, probabilities, the exit that answered"),
     "embed": ("selfcon.cli.embed", "features of images at every exit, into a file"),
     "calibrate": ("selfcon.cli.calibrate", "how far to believe a run, when to leave early, when to say nothing"),
+    "report": ("selfcon.cli.report", "one page to share, about one run or many"),
     "serve": ("selfcon.cli.serve", "a service with a page, on this machine"),
     "export": ("selfcon.cli.export", "the model for other programs: ONNX, torch.export, timm, a model hub"),
     "analyze information": ("selfcon.cli.analyze.information", "what features know of input, label and each other"),

@@ -43,6 +43,11 @@ def colour_of_exit(name: str) -> str:
     return ("#009E73", "#CC79A7", "#56B4E9", "#E69F00")[stage % 4]
 
 
+def plain(name: str) -> str:
+    """A name whose dollar signs are not read as mathematics."""
+    return name.replace("$", r"\$")
+
+
 @dataclass(frozen=True)
 class Picture:
     """A drawing in both forms, with a transparent ground."""

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from selfcon.report.canvas import GREY, MARKS, Picture, colour_of_exit, colour_of_method, draw
+from selfcon.report.canvas import GREY, MARKS, Picture, colour_of_exit, colour_of_method, draw, plain
 
 _HATCHES = ("", "//", "..", "xx", "--")
 
@@ -37,7 +37,7 @@ def draw_information(runs: Sequence[Mapping[str, Any]]) -> Picture:
                     hatch=_HATCHES[number % len(_HATCHES)],
                     edgecolor="white",
                     ecolor=GREY,
-                    label=_plain(run["label"]),
+                    label=plain(run["label"]),
                 )
             ceiling = max(e["ceiling"] for run in runs for e in run["estimates"] if e["estimator"] == estimator)
             if axes.get_ylim()[1] > 0.6 * ceiling:
@@ -69,7 +69,7 @@ def draw_trend(runs: Sequence[Mapping[str, Any]], between: str) -> Picture:
                             color=colour_of_method(run["method"]),
                         )
                         axes.annotate(
-                            _plain(run["label"]),
+                            plain(run["label"]),
                             (each["nats"], run["top1"]),
                             xytext=(4, 4),
                             textcoords="offset points",
@@ -199,7 +199,7 @@ def draw_boxes(scenes: Sequence[tuple[Any, Any, Any, Any, Any]], classes: Sequen
                     colour = mpl.colormaps["tab20"](int(label) % 20)
                     place, width, height = (box[0], box[1]), box[2] - box[0], box[3] - box[1]
                     axes.add_patch(Rectangle(place, width, height, fill=False, edgecolor=colour, linewidth=1.5))
-                    axes.text(*place, _plain(classes[int(label)]), fontsize=6, color="white", backgroundcolor=colour)
+                    axes.text(*place, plain(classes[int(label)]), fontsize=6, color="white", backgroundcolor=colour)
         for line, name in enumerate(("truth", "found")):
             grid[line, 0].set_ylabel(name, rotation=0, ha="right", va="center")
 
@@ -220,7 +220,7 @@ def draw_generalization(runs: Sequence[Mapping[str, Any]]) -> Picture:
                 axes.text(place, value, f"{value:.1f}", ha="center", va="bottom", fontsize=8)
         least = min(min(run["train"], run["test"]) for run in runs)
         axes.set_ylim(max(0.0, least - 10), 102)
-        axes.set_xticks(range(len(runs)), [_plain(run["label"]) for run in runs], rotation=20, ha="right")
+        axes.set_xticks(range(len(runs)), [plain(run["label"]) for run in runs], rotation=20, ha="right")
         axes.set_ylabel("accuracy, %")
         axes.set_title("training images (hatched) and test images", fontsize=10)
         if over_epochs:
@@ -234,7 +234,7 @@ def _draw_epochs(axes: Axes, runs: Sequence[Mapping[str, Any]]) -> None:
         epochs = [each["epoch"] for each in run["epochs"]]
         colour = colour_of_method(run["method"])
         axes.plot(
-            epochs, [each["train"] for each in run["epochs"]], mark + "-", color=colour, label=_plain(run["label"])
+            epochs, [each["train"] for each in run["epochs"]], mark + "-", color=colour, label=plain(run["label"])
         )
         axes.plot(epochs, [each["test"] for each in run["epochs"]], mark + "--", color=colour)
     axes.set_xlabel("epoch")
@@ -255,7 +255,7 @@ def draw_embedding(planes: Mapping[str, Tensor], labels: Tensor, classes: Sequen
             axes.set_axis_off()
             for label in labels.unique().tolist() if few else ():
                 middle = np.median(plane[labels == label].numpy(), axis=0)
-                axes.annotate(_plain(classes[label]), middle, color=GREY, ha="center", fontsize=9)
+                axes.annotate(plain(classes[label]), middle, color=GREY, ha="center", fontsize=9)
 
     return draw(work, (4.0 * len(planes), 4.2))
 
@@ -267,7 +267,7 @@ def draw_neighbours(asked: Tensor, found: Mapping[str, tuple[Tensor, Sequence[st
     def work(figure: Figure) -> None:
         grid = figure.subplots(len(found), columns, squeeze=False)
         for line, (name, (images, captions)) in enumerate(found.items()):
-            shown = [(asked, _plain(title)), *zip(images, map(_plain, captions), strict=True)]
+            shown = [(asked, plain(title)), *zip(images, map(plain, captions), strict=True)]
             for column, axes in enumerate(grid[line]):
                 axes.set_axis_off()
                 if column < len(shown):
@@ -306,8 +306,3 @@ def draw_cost(rows: Sequence[Mapping[str, Any]]) -> Picture:
         grid[0, 0].legend(fontsize=8)
 
     return draw(work, (3.2 * len(groups), 2.6 * len(shown)))
-
-
-def _plain(text: str) -> str:
-    """Dollar signs would be read as mathematics."""
-    return text.replace("$", r"\$")

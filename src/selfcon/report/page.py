@@ -1,88 +1,123 @@
-"""report.html: one page about one run, self-contained, with no request to anywhere."""
+"""One page about one run or many: self-contained, with no request to anywhere, safe with whatever names it is given."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any
 
-import torch
-from jinja2 import Environment, PackageLoader, select_autoescape
-from torch import Tensor
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
-from selfcon.evaluation.accuracy import ENSEMBLE, Predictions
-from selfcon.report.plots import draw_curves, draw_map, spread, thumbnail
-
-_MOST_MAPPED, _MOST_CONFUSED, _MOST_WRONG = 1000, 10, 24
+from selfcon.report.plots import draw_curves, draw_together
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """What a page shows of the test set, besides numbers."""
+class Table:
+    """Rows below a header; numbers stand to the right."""
 
-    predictions: Predictions
-    features: Tensor  # [N, D] of the backbone
-    pictures: Callable[[Tensor], Tensor]  # of these images [B]: uint8 [B, 3, H, W]
+    header: Sequence[str]
+    rows: Sequence[Sequence[str | float | None]]
 
 
-def render_report(
-    *,
-    name: str,
-    settings: dict[str, Any],
-    classes: tuple[str, ...],
-    result: dict[str, Any],
-    metrics: list[dict[str, Any]],
-    evidence: Evidence,
-    seed: int,
-) -> str:
-    """The page of a run as HTML; `name` is that of its data."""
-    logits, labels = evidence.predictions.logits[ENSEMBLE], evidence.predictions.labels
-    some = spread(len(labels), _MOST_MAPPED)
-    environment = Environment(loader=PackageLoader("selfcon.report"), autoescape=select_autoescape(default=True))
-    return environment.get_template("run.html").render(
-        name=name,
-        result=result,
-        settings=settings,
-        curves=draw_curves(metrics),
-        map=draw_map(evidence.features[some], labels[some], classes, seed) if len(some) > 10 else None,
-        mapped=len(some),
-        confusions=find_confusions(logits, labels, classes),
-        wrong=_find_wrong(logits, labels, evidence.pictures, classes),
-        tested=len(labels),
+@dataclass(frozen=True)
+class Section:
+    """Something that was found out about a run: a sentence, a table, pictures as data URIs with their descriptions."""
+
+    title: str
+    text: str = ""
+    table: Table | None = None
+    pictures: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """A run as the page shows it; one that is not done yet has no result and no evidence."""
+
+    name: str
+    settings: Mapping[str, Any]
+    metrics: list[dict[str, Any]]
+    result: Mapping[str, Any] | None = None
+    evidence: Mapping[str, Any] | None = None
+    paper: Mapping[str, str] = field(default_factory=dict)  # by exit, what the paper prints
+    sections: Sequence[Section] = ()
+
+    @property
+    def title(self) -> str:
+        return f"{self.settings['method']} on {self.settings['data']}"
+
+    @property
+    def done(self) -> bool:
+        return self.result is not None
+
+    @property
+    def progress(self) -> str:
+        """How far a run is."""
+        if not self.metrics:
+            return "has not finished an epoch yet"
+        last = self.metrics[-1]
+        of = f" of {self.settings['epochs']}" if last["stage"] != "probe" else f" of {self.settings['probe.epochs']}"
+        return f"{last['stage']}: epoch {last['epoch']}{of}, loss {last['loss']:.3f}"
+
+
+def render(pages: Sequence[RunPage], *, refresh: int | None = None) -> str:
+    """The page as HTML; where runs are under way it may load itself again every so many seconds."""
+    environment = Environment(
+        loader=PackageLoader("selfcon.report"),
+        autoescape=select_autoescape(default=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["number"] = _number
+    script = (files("selfcon.report") / "templates" / "report.js").read_text()
+    return environment.get_template("report.html").render(
+        pages=pages,
+        curves=[draw_curves(page.metrics) if page.metrics else None for page in pages],
+        together=draw_together(pages) if len(pages) > 1 else None,
+        columns=_columns(pages) if len(pages) > 1 else None,
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        refresh=refresh,
     )
 
 
-def find_confusions(logits: Tensor, labels: Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The pairs of classes that are mixed up most often, with how many and the share of the true class."""
-    guesses = logits.argmax(1)
-    wrong = guesses != labels
-    pairs, counts = torch.unique(torch.stack([labels[wrong], guesses[wrong]], dim=1), dim=0, return_counts=True)
-    sizes = torch.bincount(labels, minlength=len(classes))
-    worst = counts.argsort(descending=True, stable=True)[:_MOST_CONFUSED]
-    return [
-        {
-            "true": classes[int(pairs[row, 0])],
-            "taken_for": classes[int(pairs[row, 1])],
-            "count": int(counts[row]),
-            "share": 100 * float(counts[row] / sizes[pairs[row, 0]]),
-        }
-        for row in worst.tolist()
-    ]
+def _columns(pages: Sequence[RunPage]) -> Table:
+    """The table of many runs, a line each."""
+    exits = list(dict.fromkeys(name for page in pages if page.result for name in page.result.get("accuracy", {})))
+    exits.sort(key=lambda name: (name == "ensemble", name != "backbone", name))
+    papers = [name for name in exits if any(name in page.paper for page in pages)]
+    header = ["run", "method", *exits, *(f"paper, {name}" for name in papers), "epochs", "seed", "network", "data"]
+    header += ["images/s", "minutes", "GB", "device"]
+    rows: list[Sequence[str | float | None]] = []
+    for page in pages:
+        asked, result = page.settings, page.result or {}
+        accuracy = result.get("accuracy", {})
+        rows.append(
+            [
+                page.name,
+                asked["method"],
+                *(float(accuracy[name]["top1"]) if name in accuracy else None for name in exits),
+                *(page.paper.get(name, "").partition(" (")[0] for name in papers),
+                asked["epochs"],
+                asked["seed"],
+                asked["model"],
+                asked["data"],
+                float(result["images_per_second"]) if result else None,
+                float(result["seconds"]) / 60 if result else None,
+                float(result["peak_memory_bytes"]) / 1e9 if result else None,
+                result.get("device", "under way"),
+            ]
+        )
+    return Table(header, rows)
 
 
-def _find_wrong(
-    logits: Tensor, labels: Tensor, pictures: Callable[[Tensor], Tensor], classes: tuple[str, ...]
-) -> list[dict[str, Any]]:
-    """The images that the ensemble gets wrong and is surest about."""
-    sure, guesses = logits.softmax(1).max(1)
-    wrong = (guesses != labels).nonzero()[:, 0]
-    worst = wrong[sure[wrong].argsort(descending=True, stable=True)][:_MOST_WRONG]
-    return [
-        {
-            "image": thumbnail(picture),
-            "true": classes[int(labels[row])],
-            "taken_for": classes[int(guesses[row])],
-            "sure": 100 * float(sure[row]),
-        }
-        for row, picture in zip(worst.tolist(), pictures(worst), strict=True)
-    ]
+def _number(value: object) -> str:
+    """A cell of a table as text."""
+    if value is None:
+        return ""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping, Sequence
 from io import BytesIO
-from typing import Any
+from typing import Any, Protocol
 
 import matplotlib as mpl
 import numpy as np
@@ -14,7 +15,20 @@ from PIL import Image
 from torch import Tensor
 
 from selfcon.errors import UsageError
-from selfcon.report.canvas import GREY, draw_png
+from selfcon.report.canvas import GREY, MARKS, colour_of_exit, colour_of_method, draw_png, plain
+
+
+class Run(Protocol):
+    """What a comparison draws of a run."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+    @property
+    def metrics(self) -> list[dict[str, Any]]: ...
+    @property
+    def result(self) -> Mapping[str, Any] | None: ...
 
 
 def draw_curves(metrics: list[dict[str, Any]]) -> str:
@@ -40,6 +54,48 @@ def draw_curves(metrics: list[dict[str, Any]]) -> str:
     return _data_uri(draw_png(draw, (4.6 * len(stages), 2.9)))
 
 
+def draw_together(runs: Sequence[Run]) -> dict[str, str]:
+    """Several runs side by side: pictures by what they show."""
+    done = [(run, run.result["accuracy"]) for run in runs if run.result and "accuracy" in run.result]
+    pictures = {}
+    if done:
+        exits = list(dict.fromkeys(name for _, accuracy in done for name in accuracy))
+
+        def bars(figure: Figure) -> None:
+            axes = figure.add_subplot()
+            for number, name in enumerate(exits):
+                rows = [(row, accuracy[name]["top1"]) for row, (_, accuracy) in enumerate(done) if name in accuracy]
+                places = [row + (number - (len(exits) - 1) / 2) * 0.8 / len(exits) for row, _ in rows]
+                axes.barh(places, [top1 for _, top1 in rows], 0.8 / len(exits), color=colour_of_exit(name), label=name)
+            axes.set_yticks(range(len(done)), [plain(run.name) for run, _ in done])
+            axes.invert_yaxis()
+            least = min(values["top1"] for _, accuracy in done for values in accuracy.values())
+            axes.set_xlim(max(0.0, 10 * int(least / 10) - 10), 100)
+            axes.set_xlabel("top 1, %")
+            figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=len(exits), fontsize=9)
+
+        pictures["Accuracy by exit"] = _data_uri(draw_png(bars, (6.2, 0.8 + (0.12 + 0.16 * len(exits)) * len(done))))
+    if any("knn" in line for run in runs for line in run.metrics):
+
+        def curves(figure: Figure) -> None:
+            axes = figure.add_subplot()
+            for number, run in enumerate(runs):
+                lines = [line for line in run.metrics if "knn" in line]
+                axes.plot(
+                    [line["seconds"] / 60 for line in lines],
+                    [line["knn"] for line in lines],
+                    marker=MARKS[number % len(MARKS)],
+                    color=colour_of_method(run.settings["method"]),
+                    label=plain(run.name),
+                )
+            axes.set_xlabel("minutes of training")
+            axes.set_ylabel("kNN accuracy on held-out images, %")
+            axes.legend(fontsize=8)
+
+        pictures["On the way"] = _data_uri(draw_png(curves, (5.2, 3.4)))
+    return pictures
+
+
 def draw_map(features: Tensor, labels: Tensor, classes: tuple[str, ...], seed: int) -> str:
     """Features [N, D] on a plane by t-SNE, coloured by label; few classes are named where they lie."""
     from sklearn.manifold import TSNE
@@ -54,8 +110,7 @@ def draw_map(features: Tensor, labels: Tensor, classes: tuple[str, ...], seed: i
         axes.set_axis_off()
         for label in labels.unique().tolist() if len(classes) <= 20 else ():
             middle = np.median(plane[labels.numpy() == label], axis=0)
-            # Dollar signs would be read as mathematics.
-            axes.annotate(classes[label].replace("$", r"\$"), middle, color=GREY, ha="center", fontsize=11)
+            axes.annotate(plain(classes[label]), middle, color=GREY, ha="center", fontsize=11)
 
     return _data_uri(draw_png(draw, (4.6, 4.6)))
 

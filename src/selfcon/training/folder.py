@@ -23,7 +23,7 @@ from selfcon.training.checkpoint import write_whole
 
 _WRITTEN = (
     *("config.yaml", "environment.json", "metrics.jsonl", "model.safetensors", "model.json", "results.json"),
-    *("data.json", "report.html", "checkpoints", "encoders", "tensorboard", "wandb", "wandb-id"),
+    *("data.json", "evidence.json", "report.html", "checkpoints", "encoders", "tensorboard", "wandb", "wandb-id"),
     *("calibration.json", "calibration.safetensors", "analysis", "export"),  # what other verbs found of its model
 )
 

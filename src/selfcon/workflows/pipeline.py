@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from selfcon.config import Settings, flatten
+from selfcon.config import Settings
 from selfcon.data.streamed import Streamed
 from selfcon.errors import MemoryShortageError, SelfconError, UsageError
 from selfcon.evaluation.accuracy import embed, predict, summarise
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.weights import check_weights
 from selfcon.progress import say
-from selfcon.report.page import Evidence, render_report
+from selfcon.report import evidence
+from selfcon.report.page import render
 from selfcon.training.artifact import save_encoder, save_model
 from selfcon.training.distributed import World, join
 from selfcon.training.folder import RunFolder
@@ -31,6 +32,7 @@ from selfcon.training.pretraining import Pretraining
 from selfcon.training.probing import Probing
 from selfcon.training.signals import Stop, watch
 from selfcon.workflows.costs import Estimator
+from selfcon.workflows.reporting import read_page
 from selfcon.workflows.task import Running, Task, check_settings, collect_settings, make_policy, prepare, weights_file
 
 Result = dict[str, Any]
@@ -210,21 +212,14 @@ def _run(run: RunFolder, settings: Settings, running: Running, world: World, sto
     accuracy = {"accuracy": summarise(test, predict(net, task.train, size=task.size))}
     if task.val is not None:
         accuracy["held_out_accuracy"] = summarise(predict(net, task.val, size=task.size))
-    features = embed(net, task.test, size=task.size)["backbone"]
+    features = embed(net, task.test, size=task.size)
     _check_stop(world, stop, device)
     _write_model(task, net, run)
     result = _write_result(task, run, spent, accuracy)
     if world.is_main:
-        page = render_report(
-            name=task.source.name,
-            settings=flatten(settings.model_dump(mode="json")),
-            classes=task.classes,
-            result=result,
-            metrics=run.read_metrics(),
-            evidence=Evidence(test, features, task.test.pictures),
-            seed=settings.seed,
-        )
-        run.write("report.html", page)
+        shown = evidence.gather(test, features, task.test.pictures, task.classes, settings.seed)
+        run.write("evidence.json", json.dumps(shown, ensure_ascii=False) + "\n")
+        run.write("report.html", render([read_page(run.path)]))
     return result
 
 

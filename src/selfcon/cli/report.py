@@ -1,0 +1,42 @@
+"""One page to share, about one run or many.
+
+example: selfcon report runs/birds
+         selfcon report runs/* --out compare.html
+         selfcon report runs/birds --watch
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from selfcon.cli.parsing import Parser
+
+_USUAL = 10.0
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("runs", type=Path, nargs="+", help="folders of runs, done or under way")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="(default: RUN/report.html, of many report.html)")
+    parser.add_argument(
+        "--watch",
+        type=float,
+        nargs="?",
+        const=_USUAL,
+        metavar="SECONDS",
+        help=f"write it again every {_USUAL:.0f} seconds until all runs are done; an open page follows",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    from selfcon.workflows.reporting import report
+
+    told: list[Path] = []
+
+    def tell(path: Path) -> None:
+        if not told:
+            print(f"Report: {path}", flush=True)
+        told.append(path)
+
+    report(options.runs, out=options.out, watch=options.watch, after_each=tell)
+    return 0

@@ -1,0 +1,73 @@
+"""What a report shows of the test set besides numbers, kept in the run folder so that no data are needed later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selfcon.evaluation.accuracy import ENSEMBLE, Predictions
+from selfcon.report.plots import draw_map, spread, thumbnail
+
+_MOST_MAPPED, _MOST_CONFUSED, _MOST_WRONG = 1000, 10, 24
+_FEWEST_MAPPED = 10
+
+
+def gather(
+    predictions: Predictions,
+    features: Mapping[str, Tensor],
+    pictures: Callable[[Tensor], Tensor],
+    classes: tuple[str, ...],
+    seed: int,
+) -> dict[str, Any]:
+    """Of features [N, D] by exit and a way to get images [B] as uint8 [B, 3, H, W]: what evidence.json holds."""
+    logits, labels = predictions.logits[ENSEMBLE], predictions.labels
+    some = spread(len(labels), _MOST_MAPPED)
+    maps = {}
+    if len(some) > _FEWEST_MAPPED:
+        maps = {name: draw_map(each[some], labels[some], classes, seed) for name, each in features.items()}
+    return {
+        "tested": len(labels),
+        "mapped": len(some),
+        "maps": maps,
+        "confusions": find_confusions(logits, labels, classes),
+        "wrong": _find_wrong(logits, labels, pictures, classes),
+    }
+
+
+def find_confusions(logits: Tensor, labels: Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The pairs of classes that are mixed up most often, with how many and the share of the true class."""
+    guesses = logits.argmax(1)
+    wrong = guesses != labels
+    pairs, counts = torch.unique(torch.stack([labels[wrong], guesses[wrong]], dim=1), dim=0, return_counts=True)
+    sizes = torch.bincount(labels, minlength=len(classes))
+    worst = counts.argsort(descending=True, stable=True)[:_MOST_CONFUSED]
+    return [
+        {
+            "true": classes[int(pairs[row, 0])],
+            "taken_for": classes[int(pairs[row, 1])],
+            "count": int(counts[row]),
+            "share": 100 * float(counts[row] / sizes[pairs[row, 0]]),
+        }
+        for row in worst.tolist()
+    ]
+
+
+def _find_wrong(
+    logits: Tensor, labels: Tensor, pictures: Callable[[Tensor], Tensor], classes: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """The images that the ensemble gets wrong and is surest about."""
+    sure, guesses = logits.softmax(1).max(1)
+    wrong = (guesses != labels).nonzero()[:, 0]
+    worst = wrong[sure[wrong].argsort(descending=True, stable=True)][:_MOST_WRONG]
+    return [
+        {
+            "image": thumbnail(picture),
+            "true": classes[int(labels[row])],
+            "taken_for": classes[int(guesses[row])],
+            "sure": 100 * float(sure[row]),
+        }
+        for row, picture in zip(worst.tolist(), pictures(worst), strict=True)
+    ]

@@ -1,0 +1,127 @@
+"""One page for one run or many, from their folders alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import selfcon
+from selfcon.errors import DataError, InputMissingError, UsageError
+from selfcon.workflows.reporting import read_page, report
+from tests.cli.calling import call
+from tests.workflows.conftest import write_stripes
+
+SMALL: dict[str, Any] = {"width": 0.125, "epochs": 2, "batch_size": 32, "probe.epochs": 4, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with runs of two methods, whose data are gone."""
+    folder = tmp_path_factory.mktemp("runs")
+    data = write_stripes(folder / "stripes.npz")
+    for method in ("selfcon", "supcon"):
+        selfcon.fit(data=str(data), out=folder / method, method=method, **SMALL)
+    selfcon.calibrate(folder / "selfcon", device="cpu")
+    data.unlink()
+    return folder
+
+
+def test_a_page_needs_nothing_but_the_folder(runs: Path, tmp_path: Path) -> None:
+    before = (runs / "supcon" / "report.html").read_text()
+    assert report([runs / "supcon"], out=tmp_path / "again.html") == tmp_path / "again.html"
+    assert (tmp_path / "again.html").read_text() == before
+    page = report([runs / "selfcon"], out=tmp_path / "one.html").read_text()
+    for words in ("How far to believe it", "Answering early", "data:image/svg+xml", "Where each exit puts 36 test"):
+        assert words in page
+    assert "Answering early" not in before
+
+
+def test_what_other_verbs_left_is_shown(runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / "selfcon", run)
+    for name in ("classify-birds-0", "segment-voc-encoder-0"):
+        (run / "transfer" / name).mkdir(parents=True)
+    linear = {"accuracy": {"backbone": {"top1": 61.25}, "ensemble": {"top1": 63.5}}}
+    classified = {"method": "selfcon", "metric": "top1", "linear": linear}
+    (run / "transfer" / "classify-birds-0" / "classify.json").write_text(json.dumps(classified))
+    segmented = {"task": "segment", "method": "selfcon", "data": "voc", "miou": 17.75}
+    (run / "transfer" / "segment-voc-encoder-0" / "results.json").write_text(json.dumps(segmented))
+    each = {"mean_error": 44.4, "relative_error": 12.3}
+    corrupted = {"clean_error": {"backbone": 32.1}, "summary": {"backbone": each}}
+    (run / "transfer" / "corruption.json").write_text(json.dumps(corrupted))
+    sections = {section.title: section for section in read_page(run).sections}
+    assert sections["Other classes"].table.rows == [["classify-birds-0", "selfcon", "linear", 61.25, 63.5]]  # type: ignore[union-attr]
+    assert sections["Scenes"].table.rows[0][-2:] == ["miou", 17.75]  # type: ignore[union-attr]
+    assert sections["Corrupted images"].table.rows == [["backbone", 32.1, 44.4, 12.3]]  # type: ignore[union-attr]
+    assert "44.4" in report([run]).read_text()
+
+
+def test_many_runs_on_one_page(runs: Path, tmp_path: Path) -> None:
+    hostile = tmp_path / "<img src=x onerror=alert(1)>"
+    shutil.copytree(runs / "supcon", hostile)
+    done = call("report", runs / "selfcon", hostile, "--out", tmp_path / "both.html", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"Report: {tmp_path / 'both.html'}\n"), done.stderr
+    page = (tmp_path / "both.html").read_text()
+    assert "<img src=x" not in page
+    assert "&lt;img src=x onerror=alert(1)&gt;" in page
+    assert page.count("<section ") == 2
+
+
+def test_the_papers_number_stands_beside_ours(runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / "selfcon", run)
+    settings = selfcon.workflows.task.collect_settings("cifar100-resnet18-selfcon", {"epochs": 200})
+    (run / "config.yaml").write_text(selfcon.config.write_yaml(settings))
+    assert read_page(run).paper["backbone"].startswith("75.4")
+    assert "1000 epochs" in read_page(run).paper["backbone"]
+    assert read_page(runs / "selfcon").paper == {}
+
+
+def test_a_run_under_way_is_followed(runs: Path, tmp_path: Path) -> None:
+    run, seen = tmp_path / "run", []
+    shutil.copytree(runs / "selfcon", run)
+    later = {name: (run / name).read_text() for name in ("results.json", "evidence.json")}
+    for name in later:
+        (run / name).unlink()
+
+    def finish() -> None:
+        time.sleep(1.5)
+        for name, text in later.items():
+            (run / name).write_text(text)
+
+    thread = threading.Thread(target=finish)
+    thread.start()
+    path = report([run], watch=1, after_each=lambda path: seen.append(path.read_text()))
+    thread.join()
+    assert len(seen) >= 2
+    assert 'http-equiv="refresh" content="1"' in seen[0]
+    assert "probe: epoch 4 of 4, loss" in seen[0]
+    assert "refresh" not in path.read_text()
+    assert "under way" not in path.read_text()
+
+
+def test_folders_that_cannot_be_shown(runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputMissingError, match="holds no run"):
+        report([tmp_path])
+    with pytest.raises(UsageError, match="at least 1"):
+        report([runs / "selfcon"], watch=0.0)
+    for name, text, words in (
+        ("results.json", "{", "cannot be read"),
+        ("results.json", "[]", "names and values"),
+        ("results.json", '{"accuracy": {"backbone": {"top1": "much"}}}', "not those of a run"),
+        ("evidence.json", '{"tested": 1}', "not those of a run"),
+        ("metrics.jsonl", '{"stage": 1}', "not those of a run"),
+        ("analysis/calibration.json", '{"answers": 5}', "not what our verbs write"),
+    ):
+        run = tmp_path / "run"
+        shutil.rmtree(run, ignore_errors=True)
+        shutil.copytree(runs / "selfcon", run)
+        (run / name).write_text(text)
+        with pytest.raises(DataError, match=words):
+            report([run])
