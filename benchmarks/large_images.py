@@ -156,12 +156,13 @@ def main() -> int:
     parser.add_argument("--width", type=float, default=1.0)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--methods", default="supcon,selfcon", help="whose steps are measured; streams are for the last")
     options = parser.parse_args()
     loaded = selfcon.data.load(str(options.folder))
     source = replace(loaded, train=repeat(loaded.train, options.entries))
     assert isinstance(source.train, FileImages)
     say(what="data", entries=len(source.train), cores=os.cpu_count(), torch=torch.__version__)
-    for method in ("supcon", "selfcon"):
+    for method in options.methods.split(","):
         bench = Bench(options, source, method)
         rate = bench.alone(options.steps)
         say(what="steps alone", method=method, model=options.model, images_per_second=rate, GiB=bench.memory())
@@ -178,7 +179,7 @@ def main() -> int:
             made = bench.rate(batches, options.steps, train=False)
             trained = bench.rate(batches, options.steps)
             row = {"made_images_per_second": made, "images_per_second": trained, "share_of_steps_alone": trained / rate}
-            say(what="stream", place=place, method="selfcon", gpu_waits=max(0.0, 1 - trained / rate), **row)
+            say(what="stream", place=place, method=method, gpu_waits=max(0.0, 1 - trained / rate), **row)
             batches.close()  # type: ignore[attr-defined]
         theirs = peer_batches(source.train, options.batch_size, bench.device)
         bench.rate(theirs, 4)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +18,16 @@ import torchvision.transforms.functional as tvf
 from PIL import Image
 
 import selfcon
-from selfcon.data import scan, streamed
+from selfcon.data import scan
+from selfcon.data.cutting import fit
 from selfcon.data.images import Pixels, read_image
 from selfcon.data.parts import Part
 from selfcon.data.policies import POLICIES, Policy, draw
 from selfcon.data.resident import make_resident
 from selfcon.data.source import ArrayImages, FileImages
 from selfcon.data.split import Batch
-from selfcon.data.streamed import Streamed, fit, make_streamed
+from selfcon.data.store import Store
+from selfcon.data.streamed import Streamed, make_streamed
 from selfcon.errors import BadImageError, HungError, UsageError
 
 SIZES = [(90, 61), (48, 48), (130, 200), (33, 77)]
@@ -182,19 +187,63 @@ def test_what_goes_wrong_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(BadImageError, match=broken.name):
         list(data.batches(POLICIES["simple"], batch_size=4, seed=0, epoch=0))
     monkeypatch.setattr(scan, "PATIENCE", 0.2)
-    monkeypatch.setattr(streamed.Store, "__getitem__", lambda self, index: time.sleep(1.5))
+    monkeypatch.setattr(Store, "__getitem__", lambda self, index: time.sleep(1.5))
     with pytest.raises(HungError, match="sample 0 in 0 seconds"):
         list(data.plain_batches(batch_size=4))
 
 
 def test_a_slow_reader_that_goes_on_is_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = stream(folder)
-    read = streamed.Store.__getitem__
+    read = Store.__getitem__
 
-    def slowly(self: streamed.Store, index: int) -> Pixels:
+    def slowly(self: Store, index: int) -> Pixels:
         time.sleep(0.08)
         return read(self, index)
 
     monkeypatch.setattr(scan, "PATIENCE", 0.3)  # for an image, not for the batch
-    monkeypatch.setattr(streamed.Store, "__getitem__", slowly)
+    monkeypatch.setattr(Store, "__getitem__", slowly)
     assert len(next(data.plain_batches(batch_size=14)).labels) == 14
+
+
+@pytest.mark.parametrize("policy", ["standard", "none"])
+def test_processes_give_the_same_batches(folder: Path, policy: str) -> None:
+    images = selfcon.data.load(str(folder)).train
+    options: Any = {"batch_size": 5, "seed": 1, "views": 2}
+    alone, helped, large = (make_streamed(images, size=32, workers=workers) for workers in (0, 2, 3))
+    for epoch in range(2):
+        batches = [list(each.batches(POLICIES[policy], epoch=epoch, **options)) for each in (alone, helped, large)]
+        assert all(equal(one, two) and equal(one, three) for one, two, three in zip(*batches, strict=True))
+    assert helped.stored_bytes == alone.stored_bytes  # what processes decode stays, too
+    first = next(helped.batches(POLICIES[policy], epoch=0, **options))  # and is left in the middle
+    assert equal(first, next(alone.batches(POLICIES[policy], epoch=0, **options)))
+    wide = {**options, "batch_size": 14, "views": 3}  # more than there was room for
+    pairs = zip(*(each.batches(POLICIES[policy], epoch=9, **wide) for each in (alone, helped)), strict=True)
+    assert all(equal(*pair) for pair in pairs)
+
+
+def test_processes_tell_what_goes_wrong_and_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = selfcon.data.load(str(folder)).train
+    data = make_streamed(images, size=32, budget=0, workers=2)
+    broken = next(folder.rglob("train/*/*.jpg"))
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[:200])
+    with pytest.raises(BadImageError, match=broken.name):
+        list(data.plain_batches(batch_size=4))
+    broken.write_bytes(whole)
+    assert len(list(data.plain_batches(batch_size=4))) == 4
+    children = multiprocessing.active_children()
+    assert len(children) == 2
+    os.kill(int(children[0].pid or 0), signal.SIGKILL)
+    with pytest.raises(HungError, match="has ended"):
+        list(data.plain_batches(batch_size=4))
+    slow = make_streamed(FileLike([np.zeros((40, 40, 3), np.uint8)] * 8), size=32, budget=0, workers=2)
+    monkeypatch.setattr(FileLike, "__getitem__", lambda self, index: time.sleep(3))
+    monkeypatch.setattr(scan, "PATIENCE", 0.5)
+    with pytest.raises(HungError, match=r"samples 0 \.\.\. 1"):
+        list(slow.plain_batches(batch_size=4))
+    del data, slow
+    gc.collect()
+    deadline = time.monotonic() + 20
+    while multiprocessing.active_children() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert multiprocessing.active_children() == []

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 import selfcon
-from selfcon.data.streamed import fit as streamed_fit
+from selfcon.data.cutting import fit as streamed_fit
 from selfcon.deploy.predictor import Predictor
 from selfcon.errors import BadImageError, DataError, UsageError
 from selfcon.evaluation.accuracy import predict

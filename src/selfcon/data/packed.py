@@ -45,6 +45,7 @@ class PackedImages(Images):
     labels: Labels
     name: str
     may_flip: bool = True
+    encoded = False
 
     def __getitem__(self, index: int) -> Pixels:
         height, width = (int(side) for side in self.shapes[index])

@@ -20,6 +20,7 @@ class Images(ABC):
 
     labels: Labels
     may_flip: bool  # digits and letters must not be mirrored
+    encoded: bool = True  # whether indexing takes time
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -50,6 +51,7 @@ class ArrayImages(Images):
     name: str
     may_flip: bool = True
     rows: Labels | None = None  # [N]; None is all, in order
+    encoded = False
 
     @property
     def shape(self) -> tuple[int, int] | None:

@@ -1,15 +1,15 @@
 """A split whose images are read while the device works: for what does not fit there, or is larger than what is seen.
 
-Threads decode a few batches ahead (decoding leaves Python's lock), cut out what the views will see, and lay it into one
-pinned array a batch; resizing with antialias, mirroring and colours happen on the device, all images at once. What was
-decoded stays in main memory as long as there is room. N samples, B in a batch, V views, S output side.
+Readers decode a few batches ahead and cut out what the views will see; it is laid into one pinned array a batch;
+resizing with antialias, mirroring and colours happen on the device, all images at once. What was decoded stays in main
+memory as long as there is room. N samples, B in a batch, V views, S output side.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,45 +22,26 @@ from typing import Self
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.transforms import functional as tvf
 
 from selfcon.data import scan
 from selfcon.data.augment import augment, augment_colours, normalise
-from selfcon.data.images import Pixels, middle
+from selfcon.data.cutting import Cutter, fit
+from selfcon.data.images import Pixels
 from selfcon.data.orders import draw_order
 from selfcon.data.parts import WHOLE, Part
-from selfcon.data.policies import Draws, Policy, draw, join_draws
+from selfcon.data.policies import Draws, Policy
+from selfcon.data.readers import Processes, Readers, Reading, Threads, share_of
 from selfcon.data.resident import measure_statistics
 from selfcon.data.source import FileImages, Images
 from selfcon.data.split import Batch, Split, cut
+from selfcon.data.store import Store
 from selfcon.errors import BadImageError, HungError, UsageError
 from selfcon.memory import free_memory
 
 _AHEAD = 3  # batches
 _STATISTICS = 1024  # images that mean and deviation are measured on
 _SAMPLED = 64  # images whose contents are part of the fingerprint
-_LARGEST_CROP = 3  # times the output side; what is larger is made small before it travels
-_EVALUATED = 256 / 224  # the shorter side over what is cut out of its middle
-
-
-class Store:
-    """Decoded images by their number, as many as a budget of bytes allows."""
-
-    def __init__(self, images: Images, budget: int) -> None:
-        self.images, self.budget, self.used = images, budget, 0
-        self._kept: dict[int, Pixels] = {}
-        self._lock = threading.Lock()
-
-    def __getitem__(self, index: int) -> Pixels:
-        kept = self._kept.get(index)
-        if kept is not None:
-            return kept
-        pixels = self.images[index]
-        with self._lock:
-            if index not in self._kept and self.used + pixels.nbytes <= self.budget:
-                self._kept[index] = pixels
-                self.used += pixels.nbytes
-        return pixels
+_WORTH_PROCESSES = 2  # cores
 
 
 @dataclass(frozen=True)
@@ -74,6 +55,7 @@ class Streamed(Split):
     std: Tensor
     size: int
     may_flip: bool = True
+    workers: int = 0  # processes that read; 0 is threads of this one
 
     @property
     def stored_bytes(self) -> int:
@@ -149,9 +131,54 @@ class Streamed(Split):
         if views < 1:
             raise UsageError(f"A sample has at least one view, not {views}.")
         policy = policy if self.may_flip else replace(policy, flip_probability=0.0)
-        maker = _Maker(self, policy, seed=seed, epoch=epoch, views=views, size=size or self.size)
-        assembled = _ahead(wanted, maker.read, maker.assemble)
-        yield from beside(map(maker.finish, assembled), self.device)
+        maker = _Maker(self, Cutter(policy, seed, epoch, views, size or self.size))
+        yield from beside(map(maker.finish, self._read_ahead(wanted, maker)), self.device)
+
+    def _read_ahead(self, wanted: Sequence[Tensor], maker: _Maker) -> Iterator[_Assembled]:
+        """What is assembled of each batch of samples, in order, some batches ahead of whoever asks."""
+        readers = self._choose_readers(max((len(samples) for samples in wanted), default=0), maker.cutter)
+        assemblers = ThreadPoolExecutor(2, thread_name_prefix="assemble")
+        waiting: deque[tuple[list[Reading], Future[_Assembled]]] = deque()
+        hung = False
+
+        def finish_one() -> _Assembled:
+            readings, future = waiting.popleft()
+            try:
+                return future.result()
+            finally:
+                for reading in readings:
+                    reading.release()
+
+        try:
+            for samples in wanted:
+                readings = [
+                    readers.read(maker.cutter, self.rows[part % len(self)].tolist(), part.tolist())
+                    for part in samples.split(readers.share(len(samples)))
+                    if len(part)
+                ]
+                waiting.append((readings, assemblers.submit(maker.assemble, samples, readings)))
+                if len(waiting) > _AHEAD:
+                    yield finish_one()
+            while waiting:
+                yield finish_one()
+        except HungError:
+            hung = True
+            raise
+        finally:
+            assemblers.shutdown(wait=not hung, cancel_futures=True)
+            for readings, _ in waiting:
+                for reading in readings:
+                    reading.release()
+            if not isinstance(readers, Processes) or hung:
+                readers.close(wait=not hung)
+
+    def _choose_readers(self, batch_size: int, cutter: Cutter) -> Readers:
+        if not self.workers or not batch_size:
+            return Threads(self.images)
+        share = share_of(batch_size, self.workers)
+        # One who has stopped in the middle of an epoch may not have given back what it had ahead.
+        slots = 2 * (_AHEAD + 1) * -(-batch_size // share)
+        return _processes(self.images, self.workers, slots, share * cutter.drawn_views * cutter.most_bytes)
 
 
 @dataclass(frozen=True)
@@ -164,48 +191,39 @@ class _Assembled:
 
 
 class _Maker:
-    """The way of a batch: read image by image, assembled as a batch, finished on the device."""
+    """The way of a batch: cut out image by image, assembled as a batch, finished on the device."""
 
-    def __init__(self, data: Streamed, policy: Policy, *, seed: int, epoch: int, views: int, size: int) -> None:
-        self.data, self.policy, self.size = data, policy, size
-        self.seed, self.epoch, self.views = seed, epoch, views
+    def __init__(self, data: Streamed, cutter: Cutter) -> None:
+        self.data, self.cutter = data, cutter
 
-    def read(self, sample: int) -> Pixels:
-        """In a thread: the image, or where nothing is drawn, what is seen of it."""
-        pixels = self.data.images[int(self.data.rows[sample % len(self.data)])]
-        return pixels if self.policy.crop_and_flip else fit(pixels, self.size)
-
-    def assemble(self, samples: Tensor, images: Sequence[Pixels]) -> _Assembled:
+    def assemble(self, samples: Tensor, readings: Sequence[Reading]) -> _Assembled:
         """In a thread: what the views see, in one array that a GPU can fetch by itself."""
+        policy, size, views = self.cutter.policy, self.cutter.size, self.cutter.drawn_views
         pin = self.data.device.type == "cuda"
         samples = samples.pin_memory() if pin else samples
-        if not images:
-            return _Assembled(samples, torch.empty(0, self.size, self.size, 3, dtype=torch.uint8), None)
-        if not self.policy.crop_and_flip:
-            pixels = torch.empty((len(images), self.size, self.size, 3), dtype=torch.uint8, pin_memory=pin)
-            pixels.numpy()[:] = images
-            draws = None
-            if self.policy.colour:
-                draws = join_draws([self._draw(samples, self.size, self.size, view) for view in range(self.views)])
-                draws = draws.pin() if pin else draws
-            return _Assembled(samples, pixels if self.views == 1 else pixels.repeat(self.views, 1, 1, 1), draws)
-        heights, widths = (torch.tensor([image.shape[axis] for image in images]) for axis in (0, 1))
-        draws = join_draws([self._draw(samples, heights, widths, view) for view in range(self.views)])
-        crops = [
-            self._crop(image, draws, view * len(images) + row)
-            for view in range(self.views)
-            for row, image in enumerate(images)
-        ]
+        parts = [reading.wait() for reading in readings]
+        crops: list[Pixels] = []
+        for view in range(views):
+            for part in parts:
+                each = len(part) // views
+                crops += part[view * each : (view + 1) * each]
+        if not crops:
+            return _Assembled(samples, torch.empty(0, size, size, 3, dtype=torch.uint8), None)
         height, width = (max(crop.shape[axis] for crop in crops) for axis in (0, 1))
-        # Sizes in steps, so that the device's memory is used again.
-        height, width = (-(-side // 32) * 32 for side in (height, width))
+        if policy.crop_and_flip:  # sizes in steps, so that the device's memory is used again
+            height, width = (-(-side // 32) * 32 for side in (height, width))
         pixels = torch.empty((len(crops), height, width, 3), dtype=torch.uint8, pin_memory=pin)
         array = pixels.numpy()
         for row, crop in enumerate(crops):
             array[row, : crop.shape[0], : crop.shape[1]] = crop
-        begin = torch.zeros_like(draws.top)
-        sizes = torch.tensor([crop.shape[:2] for crop in crops])
-        draws = replace(draws, top=begin, left=begin, height=sizes[:, 0], width=sizes[:, 1])
+        if views < self.cutter.views:
+            pixels = pixels.repeat(self.cutter.views, 1, 1, 1)
+        if not policy.crop_and_flip and not policy.colour:
+            return _Assembled(samples, pixels, None)
+        draws = self.cutter.draw(samples, size, size)
+        if policy.crop_and_flip:
+            begin, sizes = torch.zeros_like(draws.top), torch.tensor([crop.shape[:2] for crop in crops])
+            draws = replace(draws, top=begin, left=begin, height=sizes[:, 0], width=sizes[:, 1])
         return _Assembled(samples, pixels, draws.pin() if pin else draws)
 
     def finish(self, assembled: _Assembled) -> Batch:
@@ -214,25 +232,14 @@ class _Maker:
         return Batch(self._see(assembled), self.data.labels[own], own)
 
     def _see(self, assembled: _Assembled) -> Tensor:
-        device = self.data.device
+        device, policy = self.data.device, self.cutter.policy
         images = assembled.pixels.to(device, non_blocking=True).permute(0, 3, 1, 2)
         if assembled.draws is None:
             return normalise(images.float() / 255, self.data.mean, self.data.std)
         draws = assembled.draws.to(device)
-        seen = augment(images, replace(self.policy, colour=False), draws, self.size)
+        seen = augment(images, replace(policy, colour=False), draws, self.cutter.size)
         colour = _finish_compiled() if device.type == "cuda" else _finish
-        return colour(seen, self.policy, draws, self.data.mean, self.data.std)
-
-    def _draw(self, samples: Tensor, height: int | Tensor, width: int | Tensor, view: int) -> Draws:
-        return draw(self.policy, samples, height=height, width=width, seed=self.seed, epoch=self.epoch, view=view)
-
-    def _crop(self, image: Pixels, draws: Draws, row: int) -> Pixels:
-        top, left = int(draws.top[row]), int(draws.left[row])
-        crop = image[top : top + int(draws.height[row]), left : left + int(draws.width[row])]
-        if max(crop.shape[:2]) <= _LARGEST_CROP * self.size:
-            return crop
-        small = tvf.resize(_as_tensor(crop), [self.size, self.size], antialias=True)
-        return np.asarray(small.permute(1, 2, 0).numpy())
+        return colour(seen, policy, draws, self.data.mean, self.data.std)
 
 
 def _finish(seen: Tensor, policy: Policy, draws: Draws, mean: Tensor, std: Tensor) -> Tensor:
@@ -252,10 +259,12 @@ def make_streamed(
     device: torch.device | str = "cpu",
     like: Split | None = None,
     budget: int | None = None,
+    workers: int | None = None,
 ) -> Streamed:
     """A split that is read while it is used; statistics are measured on some of its images, or those of `like`.
 
     `budget` is how many bytes of decoded images may stay in main memory: a third of what is free, unless it is given.
+    `workers` are processes that read: unless they are given, one for each core where images must be decoded for a GPU.
     """
     if budget is None:
         budget = free_memory() // (3 * int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
@@ -268,20 +277,25 @@ def make_streamed(
         mean, std = measure_statistics(torch.from_numpy(np.stack(list(seen))).permute(0, 3, 1, 2))
     else:
         mean, std = like.mean, like.std
-    return Streamed(store, rows, labels, mean.to(device), std.to(device), size, images.may_flip)
+    if workers is None:
+        cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        workers = cores if device.type == "cuda" and images.encoded and cores >= _WORTH_PROCESSES else 0
+    return Streamed(store, rows, labels, mean.to(device), std.to(device), size, images.may_flip, workers)
 
 
-def resize_to(size: int) -> int:
-    """What the shorter side is brought to before the middle is cut out."""
-    return round(size * _EVALUATED)
+_forked: weakref.WeakKeyDictionary[Store, Processes] = weakref.WeakKeyDictionary()
 
 
-def fit(image: Pixels, size: int) -> Pixels:
-    """What is seen of an image where nothing is drawn: its middle, 224 of 256 parts of the shorter side."""
-    if image.shape[:2] == (size, size):
-        return image
-    resized = tvf.resize(_as_tensor(middle(image)), [resize_to(size)], antialias=True)
-    return np.asarray(tvf.center_crop(resized, [size, size]).permute(1, 2, 0).numpy())
+def _processes(store: Store, count: int, slots: int, slot_bytes: int) -> Processes:
+    """The processes that read a store, which stay for as long as they are of use."""
+    found = _forked.get(store)
+    if found is not None and found.fits(slots, slot_bytes):
+        return found
+    if found is not None:
+        found.close()
+    made = _forked[store] = Processes(store, count, slots, slot_bytes)
+    weakref.finalize(store, made.close, wait=False)
+    return made
 
 
 def _size_of(path: Path) -> int:
@@ -289,10 +303,6 @@ def _size_of(path: Path) -> int:
         return path.stat().st_size
     except OSError as error:
         raise BadImageError(f"{path} cannot be read: {error.strerror}.") from error
-
-
-def _as_tensor(image: Pixels) -> Tensor:
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 def beside(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
@@ -316,43 +326,3 @@ def beside(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
             each.record_stream(user)
         yield batch
         used.append(torch.cuda.current_stream(device).record_event())
-
-
-def _ahead(
-    wanted: Sequence[Tensor],
-    read: Callable[[int], Pixels],
-    assemble: Callable[[Tensor, Sequence[Pixels]], _Assembled],
-) -> Iterator[_Assembled]:
-    """What is assembled of each batch of samples, in order, some batches ahead of whoever asks."""
-    readers = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="read")
-    assemblers = ThreadPoolExecutor(2, thread_name_prefix="assemble")
-    waiting: deque[Future[_Assembled]] = deque()
-    hung = False
-
-    def prepare(samples: Tensor, images: list[Future[Pixels]]) -> _Assembled:
-        return assemble(samples, [_wait(image, int(sample)) for sample, image in zip(samples, images, strict=True)])
-
-    try:
-        for samples in wanted:
-            images = [readers.submit(read, sample) for sample in samples.tolist()]
-            waiting.append(assemblers.submit(prepare, samples, images))
-            if len(waiting) > _AHEAD:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    except HungError:
-        hung = True
-        raise
-    finally:
-        for pool in (readers, assemblers):
-            pool.shutdown(wait=not hung, cancel_futures=True)
-
-
-def _wait(image: Future[Pixels], sample: int) -> Pixels:
-    """One image, unless nothing comes of it for too long; those before it were waited for already."""
-    try:
-        return image.result(scan.PATIENCE)
-    except TimeoutError as error:
-        if image.done():
-            raise
-        raise HungError(f"Nothing came of sample {sample} in {scan.PATIENCE:.0f} seconds.") from error

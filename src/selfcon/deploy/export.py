@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from selfcon.data.streamed import resize_to
+from selfcon.data.cutting import resize_to
 from selfcon.deploy.trust import Trust
 from selfcon.errors import SelfconError, UsageError
 from selfcon.evaluation.accuracy import ENSEMBLE

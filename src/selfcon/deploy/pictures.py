@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from selfcon.data import resident, streamed
+from selfcon.data import cutting, resident
 from selfcon.data.images import Pixels, decode, from_pillow, read_image
 from selfcon.errors import UsageError
 
@@ -60,7 +60,7 @@ class Eye:
 
     def crop(self, pixels: Pixels) -> Pixels:
         """What is seen of an image, [S, S, 3]: as in the evaluation of the run."""
-        return (streamed.fit if self.streamed else resident.fit)(pixels, self.size)
+        return (cutting.fit if self.streamed else resident.fit)(pixels, self.size)
 
     def stack(self, crops: Sequence[Pixels]) -> Tensor:
         """Cut-out images as one normalised batch [B, 3, S, S]."""

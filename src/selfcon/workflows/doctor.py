@@ -220,7 +220,7 @@ def _measure_pace(stage: Stage, task: Task) -> Pace:
     """
     on_gpu = task.device.type == "cuda"
     trainer = Trainer(stage, task.device)
-    unmeasured, measured = (12, 20) if on_gpu else (1, 3)
+    unmeasured, measured = (12, 30) if on_gpu else (1, 3)
     batches = _endlessly(stage)
     batch = next(batches)
 
@@ -236,7 +236,9 @@ def _measure_pace(stage: Stage, task: Task) -> Pace:
             torch.cuda.synchronize()
         return (time.perf_counter() - start) / max(done, 1)
 
-    warm = seconds(itertools.repeat(batch, unmeasured))
+    warm = seconds(itertools.repeat(batch, 1))
+    if on_gpu:  # where the first update compiles, and some later one is recorded
+        warm = seconds(itertools.repeat(batch, unmeasured))
     if warm > _ENOUGH:  # so slow that one more tells enough
         one = seconds(itertools.islice(batches, 1))
         batches.close()
