@@ -156,7 +156,9 @@ def main() -> int:
     parser.add_argument("--width", type=float, default=1.0)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--methods", default="supcon,selfcon", help="whose steps are measured; streams are for the last")
+    parser.add_argument(
+        "--methods", default="supcon,selfcon", help="whose steps are measured; streams are for the last"
+    )
     options = parser.parse_args()
     loaded = selfcon.data.load(str(options.folder))
     source = replace(loaded, train=repeat(loaded.train, options.entries))

@@ -37,7 +37,7 @@ class Stages:
             total = total + logits
             probabilities = softmax(total / (number + 1) / self.about["temperatures"][number])
             last = number == len(self.sessions) - 1
-            done = np.full(len(rows), True) if last else probabilities.max(1) >= self.about["threshold"]
+            done = np.full(len(rows), True) if last else probabilities.max(1) >= self.about["thresholds"][number]
             found[rows[done]] = probabilities[done]
             for row in rows[done]:
                 names[row] = self.about["answers"][number]

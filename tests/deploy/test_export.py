@@ -74,7 +74,7 @@ def test_the_example_answers_as_the_model_does(
     model.trust = replace(model.trust, rule=Rule("confidence", threshold))
     shutil.copytree(place / "out", tmp_path / "out")
     about = json.loads((tmp_path / "out" / "stages.json").read_text())
-    (tmp_path / "out" / "stages.json").write_text(json.dumps({**about, "threshold": threshold}))
+    (tmp_path / "out" / "stages.json").write_text(json.dumps({**about, "thresholds": [threshold]}))
     monkeypatch.setattr(sys, "argv", ["x", str(tmp_path / "out"), *map(str, paths)])
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     said = capsys.readouterr().out.splitlines()

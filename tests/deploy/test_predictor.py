@@ -225,7 +225,7 @@ def test_folders_that_were_changed(place: Path, tmp_path: Path) -> None:
         ({"temperatures": {"ensemble": float("nan")}}, "no number"),
         ({"silence": {"ensemble": float("nan")}}, "no number"),
         ({"early_exit": {**trust["early_exit"], "curve": []}}, "curve is empty"),
-        ({"early_exit": {**trust["early_exit"], "threshold": "x"}}, "cannot be used"),
+        ({"early_exit": {**trust["early_exit"], "thresholds": ["x"]}}, "cannot be used"),
         ({"strange_above": {"exit9": 1.0}}, "no exit 'exit9'"),
         ({"tensors_sha256": "0"}, "not the file that it tells of"),
     ]
@@ -280,8 +280,8 @@ def test_a_rule_as_good_as_the_backbone_alone(place: Path, tmp_path: Path) -> No
     shutil.copytree(place / "run", tmp_path / "run")
     early = selfcon.calibrate(tmp_path / "run", as_good_as="backbone", device="cpu")["early_exit"]
     kept = json.loads((tmp_path / "run" / "calibration.json").read_text())["early_exit"]
-    held_out = {point["threshold"]: point for point in kept["curve"]}
-    chosen = held_out[kept["threshold"]]
+    held_out = {tuple(point["thresholds"]): point for point in kept["curve"]}
+    chosen = held_out[tuple(kept["thresholds"])]
     cheaper = [point for point in kept["curve"] if point["cost"] < chosen["cost"]]
     assert early["target"] == {"as_good_as": "backbone"}
     assert all(point["accuracy"] < chosen["accuracy"] for point in cheaper)

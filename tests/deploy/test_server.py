@@ -30,7 +30,9 @@ pytest.importorskip("fastapi")
 
 from starlette.testclient import TestClient
 
-from selfcon.deploy.server import Holder, Limits, make_app
+from selfcon.deploy.holder import Holder
+from selfcon.deploy.limits import Limits
+from selfcon.deploy.server import make_app
 from selfcon.workflows.serving import make_gallery
 
 PNG = {"content-type": "image/png"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -129,6 +130,24 @@ def test_curves_begin_at_the_first_exit_and_end_at_the_whole() -> None:
         choose(points, cost=0.4)
     with pytest.raises(UsageError, match="name one of them"):
         choose(points)
+
+
+def test_every_answer_has_a_threshold_of_its_own() -> None:
+    logits, labels = world()
+    noise = torch.Generator().manual_seed(2)
+    answers = [(logits + far * torch.randn(logits.shape, generator=noise)).softmax(1) for far in (2.0, 0.5, 0.0)]
+    costs = [0.5, 0.75, 1.0]
+    points = trace(answers, labels, costs, "confidence")
+    assert points[-1].thresholds == (2.0, 2.0)
+    for point in points:
+        assert follow(answers, labels, costs, Rule("confidence", point.thresholds)) == point
+    assert all(one.cost < two.cost for one, two in itertools.pairwise(points))
+    assert all(one.accuracy < two.accuracy for one, two in itertools.pairwise(points[:-1]))
+    assert len({point.thresholds[0] == point.thresholds[1] for point in points}) == 2  # type: ignore[index]
+    single = [follow(answers, labels, costs, Rule("confidence", each / 20)) for each in range(21)]
+    for each in single:  # one threshold for all is never clearly better for its cost
+        best = max(point.accuracy for point in points if point.cost <= each.cost + 0.02)
+        assert best >= each.accuracy - 0.5
 
 
 @pytest.mark.parametrize("kind", [Neighbours, Mahalanobis])

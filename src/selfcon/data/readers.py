@@ -91,6 +91,7 @@ class Processes(Readers):
         self.count, self.slots, self.slot_bytes = count, slots, slot_bytes
         self._memory = mmap.mmap(-1, slots * slot_bytes)
         self._free = deque(range(slots))
+        self._closed = False
         self._pool = ProcessPoolExecutor(
             count,
             mp_context=get_context("fork"),
@@ -106,7 +107,8 @@ class Processes(Readers):
         del _inherited[id(self)]
 
     def fits(self, slots: int, slot_bytes: int) -> bool:
-        return slots <= self.slots and slot_bytes <= self.slot_bytes
+        """Whether these processes can be used for so much."""
+        return not self._closed and slots <= self.slots and slot_bytes <= self.slot_bytes
 
     def share(self, batch_size: int) -> int:
         return share_of(batch_size, self.count)
@@ -132,6 +134,7 @@ class Processes(Readers):
         self._free.append(slot)
 
     def close(self, *, wait: bool = True) -> None:
+        self._closed = True
         self._pool.shutdown(wait=wait, cancel_futures=True)
 
 

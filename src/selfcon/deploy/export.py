@@ -23,7 +23,7 @@ from selfcon.data.cutting import resize_to
 from selfcon.deploy.trust import Trust
 from selfcon.errors import SelfconError, UsageError
 from selfcon.evaluation.accuracy import ENSEMBLE
-from selfcon.evaluation.early_exit import name_answers
+from selfcon.evaluation.early_exit import Rule, name_answers
 from selfcon.networks.exits import BACKBONE
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.segments import Segment, cut_at_exits
@@ -88,6 +88,12 @@ def export_onnx(net: MultiExitNetwork, facts: dict[str, Any], trust: Trust, fold
     return ["model.onnx"]
 
 
+def _thresholds(rule: Rule | None, count: int) -> tuple[float, ...]:
+    """Of the answers before the last; without a rule nobody leaves early."""
+    given = Rule().thresholds if rule is None else rule.thresholds
+    return given if isinstance(given, tuple) else (given,) * count
+
+
 def export_stages(net: MultiExitNetwork, facts: dict[str, Any], trust: Trust, folder: Path) -> list[str]:
     """stage-1.onnx and so on, each from what the one before left to its `logits`; stages.json says how to join them."""
     segments, size = cut_at_exits(net.eval()), int(facts["image_size"])
@@ -116,7 +122,7 @@ def export_stages(net: MultiExitNetwork, facts: dict[str, Any], trust: Trust, fo
         "answers": answers,
         "temperatures": [trust.temperature(name) for name in answers],
         "criterion": rule.criterion if rule else "confidence",
-        "threshold": rule.threshold if rule else 2.0,
+        "thresholds": list(_thresholds(rule, len(exits) - 1)),
         "image_size": size,
         "shorter_side": resize_to(size) if facts.get("streamed") else size,  # before the middle is cut out
         "classes": list(facts["classes"]),

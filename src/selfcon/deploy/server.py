@@ -14,13 +14,11 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import prometheus_client as prometheus
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
@@ -34,12 +32,12 @@ import selfcon
 from selfcon.data.images import FORMATS, Pixels, decode
 from selfcon.deploy.batching import Batcher, BusyError, Wish
 from selfcon.deploy.gallery import Gallery
+from selfcon.deploy.holder import Holder
 from selfcon.deploy.insight import look_closer
-from selfcon.deploy.predictor import Predictor, load
-from selfcon.errors import BadImageError, SelfconError, UsageError
-from selfcon.progress import say
+from selfcon.deploy.limits import Limits, Rates
+from selfcon.deploy.meters import Meters
+from selfcon.errors import BadImageError, UsageError
 
-_FILES = ("model.json", "model.safetensors", "calibration.json")
 _LOOK_EVERY = 1.0  # seconds between looks at the run folder
 _PAGE = {
     "": ("page.html", "text/html"),
@@ -57,18 +55,6 @@ _SAFE = {
 }
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What one request, and one client, may ask for."""
-
-    bytes: int = 20_000_000
-    pixels: int = 50_000_000
-    images: int = 64
-    seconds: float = 15.0  # to send a request
-    rate: float = 200.0  # requests a second of one client, on average
-    waiting: int = 512  # images that wait for their answer
-
-
 class Wanted(BaseModel):
     """A batch: images as base64, and how to answer them."""
 
@@ -80,82 +66,9 @@ class Wanted(BaseModel):
     top: int = 1
 
 
-class Holder:
-    """The model of a run folder, loaded anew when its files change."""
-
-    def __init__(self, folder: Path, device: Any) -> None:
-        self.folder, self.device = folder, device
-        self.state = self._look()
-        self.model: Predictor = load(folder, device)
-        self.since = time.time()
-
-    def _look(self) -> tuple[tuple[int, int], ...]:
-        found = []
-        for name in _FILES:
-            with contextlib.suppress(OSError):
-                status = (self.folder / name).stat()
-                found.append((status.st_mtime_ns, status.st_size))
-        return tuple(found)
-
-    def refresh(self) -> bool:
-        """Take what is new, once it is whole; what cannot be loaded changes nothing."""
-        now = self._look()
-        if now == self.state:
-            return False
-        self.state = now
-        try:
-            self.model = load(self.folder, self.device)
-        except SelfconError as error:
-            say(f"{self.folder} has changed and cannot be loaded, so the old model stays: {error}")
-            return False
-        self.since = time.time()
-        say(f"{self.folder} has changed: the new model answers from now on")
-        return True
-
-
-class _Meters:
-    """What /metrics tells."""
-
-    def __init__(self) -> None:
-        self.registry = prometheus.CollectorRegistry()
-        prefix = "selfcon_"
-        self.requests = prometheus.Counter(
-            f"{prefix}requests", "Requests by path and status", ["path", "status"], registry=self.registry
-        )
-        self.seconds = prometheus.Histogram(
-            f"{prefix}request_seconds",
-            "Time to answer a request",
-            ["path"],
-            registry=self.registry,
-            buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
-        )
-        self.batches = prometheus.Histogram(
-            f"{prefix}batch_images", "Images in a batch", registry=self.registry, buckets=(1, 2, 4, 8, 16, 32, 64)
-        )
-        self.answers = prometheus.Counter(
-            f"{prefix}answers", "Images by the answer that was given", ["answer"], registry=self.registry
-        )
-
-
-class _Rates:
-    """So many requests a second of each client, and twice as many at once."""
-
-    def __init__(self, rate: float) -> None:
-        self.rate, self._left = rate, dict[str, tuple[float, float]]()
-
-    def allows(self, client: str) -> bool:
-        now = time.monotonic()
-        left, before = self._left.get(client, (2 * self.rate, now))
-        left = min(2 * self.rate, left + self.rate * (now - before))
-        if len(self._left) > 10_000:  # clients that were not heard of for long have all of theirs again
-            self._left.clear()
-        self._left[client] = (max(0.0, left - 1), now)
-        return left >= 1
-
-
 def make_app(holder: Holder, gallery: Gallery | None, limits: Limits, hosts: Sequence[str] = ("*",)) -> FastAPI:
     """The service for a model; `hosts` are the names that it answers to."""
-    meters, rates = _Meters(), _Rates(limits.rate)
+    meters, rates = Meters(), Rates(limits.rate)
     service = _Service(holder, gallery, limits, meters)
     app = FastAPI(
         title="selfcon",
@@ -230,7 +143,7 @@ _BODY = {
 class _Service:
     """What each path does."""
 
-    def __init__(self, holder: Holder, gallery: Gallery | None, limits: Limits, meters: _Meters) -> None:
+    def __init__(self, holder: Holder, gallery: Gallery | None, limits: Limits, meters: Meters) -> None:
         self.holder, self.gallery, self.limits, self.meters = holder, gallery, limits, meters
         self.batcher = Batcher(
             lambda: self.holder.model, most_waiting=limits.waiting, watch=self.meters.batches.observe
@@ -271,13 +184,13 @@ class _Service:
 
     def metrics(self) -> Response:
         """Counters and times for Prometheus."""
-        return Response(prometheus.generate_latest(self.meters.registry), media_type=prometheus.CONTENT_TYPE_LATEST)
+        return self.meters.as_response()
 
     def describe(self) -> dict[str, Any]:
         """The model: classes, exits, and what early answers cost."""
         model = self.holder.model
         curve = [
-            {"threshold": each.threshold, "cost": each.cost, "accuracy": each.accuracy} for each in model.trust.curve
+            {"thresholds": each.thresholds, "cost": each.cost, "accuracy": each.accuracy} for each in model.trust.curve
         ]
         return {
             "name": self.holder.folder.resolve().name,
@@ -288,7 +201,7 @@ class _Service:
             "image_size": model.eye.size,
             "calibrated": bool(model.trust.temperatures),
             "criterion": model.trust.rule.criterion if model.trust.rule else None,
-            "threshold": model.trust.rule.threshold if model.trust.rule else None,
+            "thresholds": model.trust.rule.thresholds if model.trust.rule else None,
             "curve": curve,
             "costs": model.trust.costs,
             "gallery": self.gallery is not None,

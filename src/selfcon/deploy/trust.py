@@ -24,7 +24,7 @@ from selfcon.evaluation.outliers import Mahalanobis, Neighbours, Strangeness
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.weights import hash_file
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Trust:
             raise UsageError(
                 f"The first exit costs {self.curve[0].cost:.2f} of the whole network: no answer can cost {budget:g}."
             )
-        return Rule(self.rule.criterion, max(affordable, key=lambda point: point.accuracy).threshold)
+        return Rule(self.rule.criterion, max(affordable, key=lambda point: point.accuracy).thresholds)
 
 
 def read_trust(folder: Path, net: MultiExitNetwork) -> Trust:
@@ -90,11 +90,15 @@ def _read(folder: Path, found: dict[str, Any], net: MultiExitNetwork) -> Trust:
     if temperatures and min(temperatures.values()) <= 0:
         raise DataError("a temperature is not above 0")
     curve = () if early is None else tuple(_point(each) for each in early["curve"])
-    if early is not None and not curve:
-        raise DataError("its curve is empty")
+    if early is not None:
+        if not curve:
+            raise DataError("its curve is empty")
+        early_answers = len(net.names) - 1
+        if any(len(each["thresholds"]) != early_answers for each in (early, *early["curve"])):
+            raise DataError(f"there are {early_answers} exits before the last, each with a threshold")
     return Trust(
         temperatures=temperatures,
-        rule=None if early is None else Rule(early["criterion"], _number(early["threshold"])),
+        rule=None if early is None else Rule(early["criterion"], _thresholds(early["thresholds"])),
         curve=curve,
         costs=() if early is None else tuple(_number(each) for each in early["costs"]),
         silence=_numbers(found.get("silence") or {}),
@@ -116,7 +120,11 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 def _point(found: dict[str, Any]) -> Point:
     shares = tuple(_number(each) for each in found["shares"])
-    return Point(_number(found["threshold"]), _number(found["accuracy"]), _number(found["cost"]), shares)
+    return Point(_thresholds(found["thresholds"]), _number(found["accuracy"]), _number(found["cost"]), shares)
+
+
+def _thresholds(found: list[Any]) -> tuple[float, ...]:
+    return tuple(_number(each) for each in found)
 
 
 def _stranger(name: str, tensors: Mapping[str, Tensor], net: MultiExitNetwork) -> Strangeness:

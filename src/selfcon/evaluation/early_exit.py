@@ -6,6 +6,7 @@ ensemble. N samples, C classes, A answers in the order that they come.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 
 from selfcon.errors import UsageError, unknown_name
+
+_NEVER = 2.0  # sure that nobody can be
 
 
 def running_answers(logits: Sequence[Tensor]) -> list[Tensor]:
@@ -67,27 +70,33 @@ def sureness(probabilities: Sequence[Tensor], criterion: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Rule:
-    """When to leave: as soon as an answer is at least so sure. Above 1 nobody leaves before the end."""
+    """When to leave: as soon as an answer is at least so sure. Above 1 nobody leaves before the end.
+
+    One threshold is for all answers; several are for one after the other, the last answer needing none.
+    """
 
     criterion: str = "confidence"
-    threshold: float = 2.0
+    thresholds: float | tuple[float, ...] = 2.0
 
     def __post_init__(self) -> None:
         if self.criterion not in CRITERIA:
             raise unknown_name("criterion", self.criterion, CRITERIA)
-        if not self.threshold >= 0:
-            raise UsageError(f"A threshold is at least 0, not {self.threshold}.")
+        for each in self.thresholds if isinstance(self.thresholds, tuple) else (self.thresholds,):
+            if not each >= 0:
+                raise UsageError(f"A threshold is at least 0, not {each}.")
 
     def leaves(self, probabilities: Sequence[Tensor]) -> Tensor:
         """Who is content [N] with the last of the answers so far."""
-        return sureness(probabilities, self.criterion) >= self.threshold
+        given = self.thresholds
+        least = given[len(probabilities) - 1] if isinstance(given, tuple) else given
+        return sureness(probabilities, self.criterion) >= least
 
 
 @dataclass(frozen=True)
 class Point:
-    """What a threshold does to a set of samples: percent right, and the mean cost as a part of the whole one."""
+    """What thresholds do to a set of samples: percent right, and the mean cost as a part of the whole one."""
 
-    threshold: float
+    thresholds: float | tuple[float, ...]
     accuracy: float
     cost: float
     shares: tuple[float, ...]  # who is answered where; sums to 1
@@ -95,33 +104,53 @@ class Point:
 
 def follow(probabilities: Sequence[Tensor], labels: Tensor, costs: Sequence[float], rule: Rule) -> Point:
     """What a rule does; `costs` [A] are those of getting as far as each answer, the last one 1."""
-    stays = torch.ones(len(labels), dtype=torch.bool, device=labels.device)
-    right = torch.zeros(len(labels), dtype=torch.bool, device=labels.device)
-    shares, spent = [], 0.0
-    for number, (answer, cost) in enumerate(zip(probabilities, costs, strict=True), start=1):
-        last = number == len(probabilities)
-        leaves = stays if last else stays & rule.leaves(probabilities[:number])
-        right |= leaves & (answer.argmax(1) == labels)
+    early = range(1, len(probabilities))
+    content = [rule.leaves(probabilities[:number]) for number in early]
+    right = [answer.argmax(1) == labels for answer in probabilities]
+    return _count(content, right, costs, rule.thresholds)
+
+
+def _count(
+    content: Sequence[Tensor], right: Sequence[Tensor], costs: Sequence[float], thresholds: float | tuple[float, ...]
+) -> Point:
+    """Of who would be content [N] with each answer but the last, and which answers are right [N]."""
+    stays = torch.ones_like(right[0])
+    shares, spent, correct = [], 0.0, 0.0
+    for number, (answer, cost) in enumerate(zip(right, costs, strict=True)):
+        leaves = stays if number == len(content) else stays & content[number]
+        correct += float((leaves & answer).double().mean())
         shares.append(float(leaves.double().mean()))
         spent += shares[-1] * cost
-        stays &= ~leaves
-    return Point(rule.threshold, 100 * float(right.double().mean()), spent, tuple(shares))
+        stays = stays & ~leaves
+    return Point(thresholds, 100 * correct, spent, tuple(shares))
 
 
 def trace(
     probabilities: Sequence[Tensor], labels: Tensor, costs: Sequence[float], criterion: str, *, steps: int = 50
 ) -> list[Point]:
-    """From everybody leaving at the first exit to nobody before the end, cheapest first."""
-    scores = torch.cat([sureness(probabilities[: number + 1], criterion) for number in range(len(probabilities) - 1)])
-    places = torch.linspace(0, 1, steps, dtype=torch.double)
-    thresholds = [0.0, *torch.quantile(scores.double().cpu(), places).unique().tolist()]
-    points: dict[tuple[float, float], Point] = {}
-    for threshold in thresholds:
-        point = follow(probabilities, labels, costs, Rule(criterion, threshold))
-        points.setdefault((point.cost, point.accuracy), point)  # of equal ones the lowest threshold ...
-    last = follow(probabilities, labels, costs, Rule(criterion))
-    points[last.cost, last.accuracy] = last  # ... but at the end nobody leaves early, whoever comes
-    return sorted(points.values(), key=lambda point: point.cost)
+    """From everybody leaving at the first exit to nobody before the end, cheapest first: what is best for its cost.
+
+    Every answer has a threshold of its own, and of all combinations only those are kept that no cheaper one equals.
+    """
+    early = range(1, len(probabilities))
+    scores = [sureness(probabilities[:number], criterion).double() for number in early]
+    right = [answer.argmax(1) == labels for answer in probabilities]
+    levels = min(steps, max(4, round(steps ** (2 / len(scores)))))  # at most some thousand combinations
+    places = torch.linspace(0, 1, levels, dtype=torch.double)
+    grids = [[0.0, *torch.quantile(score.cpu(), places).unique().tolist()] for score in scores]
+
+    def count(thresholds: tuple[float, ...]) -> Point:
+        content = [score >= least for score, least in zip(scores, thresholds, strict=True)]
+        return _count(content, right, costs, thresholds)
+
+    whole = count((_NEVER,) * len(scores))
+    front: list[Point] = []
+    for point in sorted(map(count, itertools.product(*grids)), key=lambda each: (each.cost, -each.accuracy)):
+        if point.cost < whole.cost and (not front or point.accuracy > front[-1].accuracy):
+            front.append(point)
+    if len(front) > steps:
+        front = [front[round(number * (len(front) - 1) / (steps - 1))] for number in range(steps)]
+    return [*front, whole]  # at the end nobody leaves early, whoever comes
 
 
 def choose(points: Sequence[Point], *, accuracy: float | None = None, cost: float | None = None) -> Point:

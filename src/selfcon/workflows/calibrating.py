@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,14 +18,11 @@ import torch
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from selfcon.data.policies import Policy
-from selfcon.data.source import FileImages
 from selfcon.data.split import Split
 from selfcon.data.splits import hold_out
-from selfcon.deploy.predictor import Predictor
-from selfcon.deploy.trust import FORMAT, Trust
+from selfcon.deploy.trust import FORMAT
 from selfcon.errors import DataError, StorageError, UsageError, unknown_name
-from selfcon.evaluation.accuracy import ENSEMBLE, Predictions, embed, predict
+from selfcon.evaluation.accuracy import ENSEMBLE, Predictions, predict
 from selfcon.evaluation.calibration import (
     calibration_error,
     choose_silence,
@@ -36,7 +32,7 @@ from selfcon.evaluation.calibration import (
 )
 from selfcon.evaluation.cost import count_multiply_adds, zero_image
 from selfcon.evaluation.early_exit import CRITERIA, Point, Rule, choose, follow, name_answers, running_answers, trace
-from selfcon.evaluation.outliers import KINDS, auroc
+from selfcon.evaluation.outliers import KINDS
 from selfcon.networks.exits import BACKBONE
 from selfcon.networks.segments import cut_at_exits
 from selfcon.networks.stages import Staged
@@ -47,13 +43,11 @@ from selfcon.report.canvas import Picture
 from selfcon.report.plots import spread
 from selfcon.training.checkpoint import write_whole
 from selfcon.workflows.analysis_files import Result, write
-from selfcon.workflows.inference import find_images
+from selfcon.workflows.clock import Clock
+from selfcon.workflows.strangers import fit_strangers
 from selfcon.workflows.trained import TrainedRun, open_run
 
-_KNOWN = 10_000  # training images that strange ones are told by
-_TIMED = 512  # images that times are measured on
 _TIMED_POINTS = 6
-_KEPT = 0.95  # of held-out images that are not to be called strange
 _NEVER = 2.0  # a probability that no answer has; JSON knows no infinity
 
 
@@ -108,7 +102,8 @@ def calibrate(
     pictures: dict[str, Picture] = {}
     work.fit_temperatures(result, pictures)
     work.draw_risks(result, pictures)
-    foreign = work.fit_strangers(result, KINDS[strangers], outside)
+    foreign = fit_strangers(run, work.held, work.told, kind=strangers, outside=outside)
+    result["strangers"] = foreign.found
     kept: Result = {
         "format": FORMAT,
         "model_sha256": hash_file(run.weights),
@@ -117,18 +112,12 @@ def calibrate(
         "strangers": strangers,
     }
     if can_leave:
-        kept["early_exit"] = work.fit_rule(result, pictures, criterion, target or {"within": 1.0}, batch_size)
+        kept["early_exit"] = work.fitrule_of(result, pictures, criterion, target or {"within": 1.0}, batch_size)
     if most_wrong is not None:
         kept |= work.fit_silence(result, most_wrong, kept.get("early_exit"))
     _store(run.path, kept, foreign.tensors)
     result["model_sha256"] = kept["model_sha256"]
     return write(result, pictures, run.path / "analysis", name="calibration")
-
-
-@dataclass(frozen=True)
-class _Foreign:
-    thresholds: dict[str, float]
-    tensors: dict[str, Tensor]
 
 
 @dataclass
@@ -223,7 +212,7 @@ class _Calibration:
         kept: Result = {"silence": {name: threshold for name, (threshold, _) in chosen.items()}}
         found = {name: numbers for name, (_, numbers) in chosen.items()}
         if early is not None:
-            rule, names = Rule(early["criterion"], early["threshold"]), name_answers(self.order)
+            rule, names = Rule(early["criterion"], early["thresholds"]), name_answers(self.order)
             here, there = (dict(zip(names, self._who_leaves(each, rule), strict=True)) for each in self._both)
             by_rule = {name: self._silence(name, most_wrong, (here[name], there[name])) for name in names}
             kept["silence_early"] = {name: threshold for name, (threshold, _) in by_rule.items()}
@@ -264,39 +253,7 @@ class _Calibration:
             stays = stays & ~leaves
         return found
 
-    def fit_strangers(self, result: Result, kind: Any, outside: str | None) -> _Foreign:
-        run = self.run
-        train = run.split("train")
-        known = train.take(spread(len(train), _KNOWN).to(train.device))
-        parts = {"known": known, "held": self.held, "told": self.told}
-        if outside is not None:
-            parts["outside"] = self._outside(outside)
-        features = {name: embed(run.net, each, size=run.size) for name, each in parts.items()}
-        thresholds, found = {}, {}
-        tensors: dict[str, Tensor] = {}
-        for name in run.net.names:
-            stranger = kind.fit(features["known"][name], known.labels.cpu())
-            thresholds[name] = float(torch.quantile(stranger.score(features["held"][name]).double(), _KEPT))
-            scores = stranger.score(features["told"][name])
-            found[name] = {"called_strange": 100 * float((scores > thresholds[name]).double().mean())}
-            if outside is not None:
-                others = stranger.score(features["outside"][name])
-                found[name] |= {
-                    "auroc": auroc(scores, others),
-                    "outside_called_strange": 100 * float((others > thresholds[name]).double().mean()),
-                }
-            tensors |= {f"{name}.{part}": value.cpu().contiguous() for part, value in stranger.state().items()}
-        result["strangers"] = {**({"outside": outside} if outside else {}), "exits": found}
-        return _Foreign(thresholds, tensors)
-
-    def _outside(self, outside: str) -> Split:
-        """Images of something else: of a folder whatever its layout, or of a data set."""
-        if Path(outside).is_dir():
-            paths = find_images([outside])
-            return self.run.as_seen(FileImages(paths, np.zeros(len(paths), np.int64)))
-        return self.run.as_seen(self.run.other_source(outside).test)
-
-    def fit_rule(
+    def fitrule_of(
         self,
         result: Result,
         pictures: dict[str, Picture],
@@ -305,23 +262,28 @@ class _Calibration:
         batch_size: int,
     ) -> Result:
         costs, alone_costs, total = self._costs()
+
+        def rule_of(point: Point) -> Rule:
+            return Rule(criterion, point.thresholds)
+
         choosing, telling = (self._running(each) for each in (self.choosing, self.telling))
         curve = trace(choosing, self.choosing.labels, costs, criterion)
         chosen = self._choose(curve, **target)
-        points = [self._tell(telling, costs, criterion, point.threshold) for point in curve]
-        told = self._tell(telling, costs, criterion, chosen.threshold)
+        points = [self._tell(telling, costs, criterion, point.thresholds) for point in curve]
+        told = self._tell(telling, costs, criterion, chosen.thresholds)
         alone = {
             name: {"accuracy": result["answers"][name]["top1"], "cost": alone_costs[name]}
             for name in (*self.order, ENSEMBLE)
         }
-        times = self._time(points, told, criterion, batch_size)
+        clock = Clock(self.run, self.told, self.temperatures, batch_size)
+        timed = set(spread(len(points), _TIMED_POINTS).tolist())
         rows = [
-            {**asdict(point), **({} if spent is None else {"milliseconds": spent})}
-            for point, spent in zip(points, times.points, strict=True)
+            {**asdict(point), **({"milliseconds": clock.measure(rule=rule_of(point))} if place in timed else {})}
+            for place, point in enumerate(points)
         ]
-        for name, spent in times.alone.items():
-            alone[name]["milliseconds"] = spent
-        chosen_row = {**asdict(told), "milliseconds": times.chosen}
+        for name, each in alone.items():
+            each["milliseconds"] = clock.measure(name)
+        chosen_row = {**asdict(told), "milliseconds": clock.measure(rule=rule_of(told))}
         result["early_exit"] = {
             "criterion": criterion,
             "target": dict(target),
@@ -331,7 +293,7 @@ class _Calibration:
             "points": rows,
         }
         pictures["early-exit"] = trust_figures.draw_early_exit(rows, chosen_row, alone)
-        rule = {"criterion": criterion, "threshold": chosen.threshold}
+        rule = {"criterion": criterion, "thresholds": chosen.thresholds}
         return {**rule, "costs": costs, "curve": [asdict(point) for point in curve]}
 
     def _choose(
@@ -348,8 +310,8 @@ class _Calibration:
             return choose(curve, accuracy=self.choosing.top(1)[as_good_as])
         return choose(curve, accuracy=curve[-1].accuracy - (within or 0.0))
 
-    def _tell(self, answers: Sequence[Tensor], costs: Sequence[float], criterion: str, threshold: float) -> Point:
-        return follow(answers, self.telling.labels, costs, Rule(criterion, threshold))
+    def _tell(self, answers: Sequence[Tensor], costs: Sequence[float], criterion: str, thresholds: Any) -> Point:
+        return follow(answers, self.telling.labels, costs, Rule(criterion, thresholds))
 
     def _all_answers(self, predictions: Predictions) -> dict[str, Tensor]:
         """Logits of every exit and of every ensemble that may answer."""
@@ -376,40 +338,6 @@ class _Calibration:
         alone = {name: count_multiply_adds(_Upto(net, name), image) / total for name in self.order}
         return cumulated, {**alone, ENSEMBLE: 1.0}, total
 
-    def _time(self, points: Sequence[Point], chosen: Point, criterion: str, batch_size: int) -> _Times:
-        """Milliseconds an image, measured, of some points, of the chosen one and of single exits."""
-        run = self.run
-        predictor = Predictor(_copy(run), run.facts, Trust(self.temperatures), run.device)
-        some = self.told.take(spread(len(self.told), _TIMED).to(self.told.device))
-        rows = torch.arange(len(some), device=some.device)
-        images = some.batch(rows, Policy(), seed=0, epoch=0, size=run.size).images
-
-        def spent(leave: str, rule: Rule | None) -> float:
-            best = []
-            for _ in range(3):
-                start = time.perf_counter()
-                for part in images.split(batch_size):
-                    predictor.answer(part, leave, rule)
-                if run.device.type == "cuda":
-                    torch.cuda.synchronize(run.device)
-                best.append(time.perf_counter() - start)
-            return 1000 * min(best) / len(images)
-
-        places = set(spread(len(points), _TIMED_POINTS).tolist())
-        timed = [
-            spent(ENSEMBLE, Rule(criterion, point.threshold)) if place in places else None
-            for place, point in enumerate(points)
-        ]
-        alone = {name: spent(name, None) for name in (*self.order, ENSEMBLE)}
-        return _Times(timed, spent(ENSEMBLE, Rule(criterion, chosen.threshold)), alone)
-
-
-@dataclass(frozen=True)
-class _Times:
-    points: list[float | None]
-    chosen: float
-    alone: dict[str, float]
-
 
 class _Upto(torch.nn.Module):
     """One exit of a network, as a module."""
@@ -421,11 +349,6 @@ class _Upto(torch.nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.net(images, upto=self.name).logits[self.name]
         return logits
-
-
-def _copy(run: TrainedRun) -> Any:
-    """The network again, since a predictor joins layers of its own."""
-    return open_run(run.path, str(run.device)).net
 
 
 def _plain(predictions: Predictions) -> Predictions:

@@ -34,7 +34,9 @@ def serve(
     try:
         import uvicorn
 
-        from selfcon.deploy.server import Holder, Limits, make_app
+        from selfcon.deploy.holder import Holder
+        from selfcon.deploy.limits import Limits
+        from selfcon.deploy.server import make_app
     except ImportError:
         raise UsageError("The service needs packages: pip install 'selfcon[serve]'.") from None
     if not rate > 0:

@@ -49,7 +49,7 @@ async function show(blob) {
 function decide() {
   const answers = last.found.answers;
   const point = model.curve.length ? model.curve[Number(at("budget").value)] : null;
-  const number = point ? answers.findIndex((each) => each.sureness >= point.threshold) : answers.length - 1;
+  const number = point ? answers.findIndex((each, place) => each.sureness >= (point.thresholds[place] ?? 0)) : answers.length - 1;
   return { number: number < 0 ? answers.length - 1 : number, point };
 }
 
@@ -183,7 +183,7 @@ async function begin() {
     if (model.curve.length) {
       at("budgeting").hidden = false;
       at("budget").max = model.curve.length - 1;
-      const chosen = model.curve.findIndex((point) => point.threshold === model.threshold);
+      const chosen = model.curve.findIndex((point) => point.thresholds.join() === model.thresholds.join());
       at("budget").value = chosen < 0 ? model.curve.length - 1 : chosen;
     }
     if (model.gallery) await drawSamples();
