@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 WORKERS ?= 2
 
-.PHONY: setup demo test test-all lint format bench results lock audit mutants clean
+.PHONY: setup demo test test-all lint format bench results site screenshots dist lock audit mutants clean
 
 setup: $(READY)
 
@@ -38,6 +38,18 @@ format: $(READY)
 
 results: $(READY)
 	$(BIN)/python results/make.py
+
+site: $(READY)
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python docs/make.py
+	@echo 'python3 -m http.server --directory build/site shows it'
+
+screenshots: $(READY) site
+	$(BIN)/python docs/screenshots.py
+
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/python tests/check_dist.py dist
 
 bench: $(READY)
 	@for script in benchmarks/augmentation.py benchmarks/dense_loss.py; do $(BIN)/python $$script || exit 1; done

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from selfcon import networks as networks
     from selfcon import transfer as transfer
     from selfcon.losses.methods import Method as Method
+    from selfcon.losses.methods import add_method as add_method
     from selfcon.losses.methods import get_method as get_method
     from selfcon.losses.methods import list_methods as list_methods
     from selfcon.losses.modules import SelfConLoss as SelfConLoss
@@ -37,8 +38,10 @@ if TYPE_CHECKING:
     from selfcon.workflows.pipeline import pretrain as pretrain
     from selfcon.workflows.pipeline import probe as probe
     from selfcon.workflows.pipeline import train as train
+    from selfcon.workflows.reporting import report as report
+    from selfcon.workflows.trained import open_run as open_run
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _NAMES = {
     "analysis": "selfcon.analysis",
@@ -48,6 +51,7 @@ _NAMES = {
     "networks": "selfcon.networks",
     "transfer": "selfcon.transfer",
     "Method": "selfcon.losses.methods",
+    "add_method": "selfcon.losses.methods",
     "get_method": "selfcon.losses.methods",
     "list_methods": "selfcon.losses.methods",
     "SelfConLoss": "selfcon.losses.modules",
@@ -69,6 +73,8 @@ _NAMES = {
     "pretrain": "selfcon.workflows.pipeline",
     "probe": "selfcon.workflows.pipeline",
     "train": "selfcon.workflows.pipeline",
+    "report": "selfcon.workflows.reporting",
+    "open_run": "selfcon.workflows.trained",
 }
 __all__ = list(_NAMES)
 __getattr__, __dir__ = attach(__name__, _NAMES)

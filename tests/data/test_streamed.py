@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -221,6 +223,13 @@ def test_processes_give_the_same_batches(folder: Path, policy: str) -> None:
     assert all(equal(*pair) for pair in pairs)
 
 
+def slowly_again(data: Streamed) -> Iterator[list[Batch]]:
+    """All batches again and again, until it is noticed that somebody who makes them is gone."""
+    for _ in range(100):
+        yield list(data.plain_batches(batch_size=4))
+        time.sleep(0.1)
+
+
 def test_processes_tell_what_goes_wrong_and_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = selfcon.data.load(str(folder)).train
     data = make_streamed(images, size=32, budget=0, workers=2)
@@ -235,9 +244,7 @@ def test_processes_tell_what_goes_wrong_and_end(folder: Path, monkeypatch: pytes
     assert len(children) == 2
     os.kill(int(children[0].pid or 0), signal.SIGKILL)
     with pytest.raises(HungError, match="has ended"):
-        for _ in range(100):  # until it is noticed
-            list(data.plain_batches(batch_size=4))
-            time.sleep(0.1)
+        list(itertools.chain.from_iterable(slowly_again(data)))
     assert len(list(data.plain_batches(batch_size=4))) == 4  # others take over
     slow = make_streamed(FileLike([np.zeros((40, 40, 3), np.uint8)] * 8), size=32, budget=0, workers=2)
     monkeypatch.setattr(FileLike, "__getitem__", lambda self, index: time.sleep(3))

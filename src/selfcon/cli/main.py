@@ -48,6 +48,7 @@ VERBS = {
     "doctor": ("selfcon.cli.doctor", "what this machine has, and what to expect of given data and settings"),
     "bench": ("selfcon.cli.bench", "how fast this machine trains, beside the ways of others"),
     "recipes": ("selfcon.cli.recipes", "the experiments of the paper by name, for --recipe"),
+    "completion": ("selfcon.cli.completion", "what a shell needs to complete all this"),
     "data check": ("selfcon.cli.data_check", "read every image of a data set and tell what is wrong with it"),
     "data pack": ("selfcon.cli.data_pack", "decode a data set once into a file that opens at once"),
 }

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from selfcon.data.resident import Resident as Resident
     from selfcon.data.resident import make_resident as make_resident
     from selfcon.data.shards import write_shards as write_shards
+    from selfcon.data.source import ArrayImages as ArrayImages
+    from selfcon.data.source import FileImages as FileImages
     from selfcon.data.source import Source as Source
+    from selfcon.data.sources import add_source as add_source
     from selfcon.data.sources import list_sources as list_sources
     from selfcon.data.sources import load as load
     from selfcon.data.split import Batch as Batch
@@ -32,7 +35,10 @@ _NAMES = {
     "Resident": "selfcon.data.resident",
     "make_resident": "selfcon.data.resident",
     "write_shards": "selfcon.data.shards",
+    "ArrayImages": "selfcon.data.source",
+    "FileImages": "selfcon.data.source",
     "Source": "selfcon.data.source",
+    "add_source": "selfcon.data.sources",
     "list_sources": "selfcon.data.sources",
     "load": "selfcon.data.sources",
 }

@@ -7,6 +7,7 @@ import lzma
 import math
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -30,6 +31,14 @@ _ALWAYS_UNPACKED, _MOST_COMPRESSED = 1 << 30, 200  # bytes; beyond them, what is
 BadImages = Literal["error", "skip"]
 _BY_NAME = ("digits", "tiny-imagenet", "imagenet", "imagenet100", *NAMED, *FINE_GRAINED)
 _DIGITS_TEST = 360
+_ADDED: dict[str, Callable[[Path], Source]] = {}
+
+
+def add_source(name: str, loader: Callable[[Path], Source]) -> None:
+    """Make a data set known by a name, so that `--data` takes it in this process; `loader` is given `--data-root`."""
+    if name in list_sources():
+        raise UsageError(f"There is a data set {name!r} already: choose another name.")
+    _ADDED[name] = loader
 
 
 def load(
@@ -66,6 +75,8 @@ def _find(
     name, path = ("" if isinstance(data, Path) else data), Path(data)  # a Path is never a name
     if class_list is not None and name not in ("imagenet", "imagenet100"):
         raise UsageError(f"A class list goes with imagenet or imagenet100, not with {data}.")
+    if name in _ADDED:
+        return check_source(_ADDED[name](root), problems)
     if name == "digits":
         return _load_digits()
     if name == "tiny-imagenet":
@@ -98,12 +109,12 @@ def _load_file(path: Path) -> Source:
     beside = [child.name for child in Path().iterdir() if child.is_dir() or child.suffix]
     if near := difflib.get_close_matches(str(path), beside, n=1, cutoff=0.8):
         raise InputMissingError(f"There is no file or folder {path}; did you mean {near[0]!r}?")
-    raise unknown_name("data set (and there is no folder of that name)", str(path), _BY_NAME)
+    raise unknown_name("data set (and there is no folder of that name)", str(path), list_sources())
 
 
 def list_sources() -> list[str]:
     """The data sets that go by a name."""
-    return sorted(_BY_NAME)
+    return sorted([*_BY_NAME, *_ADDED])
 
 
 def _load_digits() -> Source:

@@ -6,6 +6,7 @@ from selfcon._lazy import attach
 
 if TYPE_CHECKING:
     from selfcon.losses.methods import Method as Method
+    from selfcon.losses.methods import add_method as add_method
     from selfcon.losses.methods import get_method as get_method
     from selfcon.losses.methods import list_methods as list_methods
     from selfcon.losses.modules import SelfConLoss as SelfConLoss
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "Method": "selfcon.losses.methods",
+    "add_method": "selfcon.losses.methods",
     "get_method": "selfcon.losses.methods",
     "list_methods": "selfcon.losses.methods",
     "SelfConLoss": "selfcon.losses.modules",

@@ -155,6 +155,14 @@ def get_method(name: str) -> Method:
         raise unknown_name("method", name, [*_METHODS, *_RELEASED]) from None
 
 
+def add_method(method: Method) -> Method:
+    """Make a method known by its name, so that `--method` and `selfcon.fit` take it in this process."""
+    if method.name in _METHODS or method.name in _RELEASED:
+        raise UsageError(f"There is a method {method.name!r} already: choose another name.")
+    _METHODS[method.name] = method
+    return method
+
+
 _BACKBONE = Term(anchors="F", positives="F", negatives="F")
 _ALL = Term(anchors="F+G", positives="F+G", negatives="F+G")
 _REST = Term(anchors="F", positives="F", negatives="F", share="rest")

@@ -1,0 +1,103 @@
+"""The pictures of our own pages in docs/pictures: the report, the served page, the terminal, the site. `make screenshots`.
+
+Five small runs on the digits are trained for it (two minutes on two cores), and chromium looks at what comes of them.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from tests.browser.chrome import CHROMIUM, Page, browse
+
+import selfcon
+
+PICTURES = ROOT / "docs" / "pictures"
+METHODS = ("ce", "supcon", "supcon-s", "selfcon", "selfcon-m")
+PORT = 8765
+_TERMINAL = """<!doctype html><meta charset="utf-8"><style>
+body {{ margin: 0; padding: 18px 22px; background: #16181d; color: #d7dae0; font: 14px/1.45 ui-monospace, "DejaVu Sans Mono", monospace; }}
+pre {{ margin: 0; white-space: pre; font: inherit; }} b {{ color: #7fb8ff; font-weight: 600; }}</style><pre>{}</pre>"""
+
+
+def train(folder: Path) -> None:
+    options: Any = {"width": 0.25, "epochs": 8, "batch_size": 128, "probe.epochs": 20, "device": "cpu"}
+    for method in METHODS:
+        selfcon.fit(data="digits", method=method, out=folder / method, **options)
+    selfcon.calibrate(folder / "selfcon", device="cpu")
+
+
+def speak(folder: Path) -> str:
+    """What the command line says, as a page."""
+    lines = []
+    for words in (["evaluate", "selfcon"], ["calibrate", "selfcon"], ["reproduce", "show", "T1"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "selfcon", *words], cwd=folder, capture_output=True, text=True, check=True
+        )
+        shown = done.stdout.rstrip().splitlines()[:16]
+        lines += [f"<b>$ selfcon {html.escape(' '.join(words))}</b>", *map(html.escape, shown), ""]
+    return _TERMINAL.format("\n".join(lines))
+
+
+@contextmanager
+def serving(folder: Path) -> Any:
+    words = [sys.executable, "-m", "selfcon", "serve", str(folder), "--port", str(PORT), "--device", "cpu"]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(120):
+            with suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=1).close()
+                break
+            time.sleep(0.5)
+        yield f"http://127.0.0.1:{PORT}"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def shoot(page: Page, url: str, name: str, *, width: int, height: int, dark: bool = False, ready: str = "true") -> None:
+    page.open(url, width=width, height=height, dark=dark)
+    page.wait(ready)
+    time.sleep(0.5)
+    path = PICTURES / f"{name}.png"
+    page.screenshot(path)
+    with Image.open(io.BytesIO(path.read_bytes())) as picture:
+        seen = picture.convert("RGB").crop((0, 0, min(width, picture.width), min(height, picture.height)))
+        seen.quantize(128).save(path, optimize=True)
+
+
+def main() -> None:
+    if CHROMIUM is None:
+        sys.exit("chromium is needed for this (apt install chromium)")
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        train(folder)
+        compared = selfcon.report([folder / method for method in METHODS], out=folder / "compare.html").as_uri()
+        single = selfcon.report([folder / "selfcon"]).as_uri()
+        (folder / "terminal.html").write_text(speak(folder))
+        with browse(folder / "profile") as page:
+            shoot(page, compared, "report-five", width=1200, height=900)
+            shoot(page, compared, "report-phone", width=390, height=800, dark=True)
+            shoot(page, single, "report-one", width=1200, height=1500)
+            shoot(page, (folder / "terminal.html").as_uri(), "terminal", width=900, height=760)
+            shoot(page, (ROOT / "build" / "site" / "index.html").as_uri(), "site", width=1200, height=800)
+            with serving(folder / "selfcon") as url:
+                ready = "document.querySelectorAll('#neighbours img').length === 8"
+                shoot(page, f"{url}/#test/3", "served", width=1200, height=1000, ready=ready)
+                shoot(page, f"{url}/#test/3", "served-phone", width=390, height=800, dark=True, ready=ready)
+
+
+if __name__ == "__main__":
+    main()
