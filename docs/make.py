@@ -29,7 +29,6 @@ def gather() -> list[Path]:
         target = PAGES / place
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(_LINK.sub(partial(_follow, page=path, sources=sources), path.read_text()))
-    shutil.copytree(ROOT / "docs" / "pictures", PAGES / "pictures")
     return [PAGES / place for place in sources.values()]
 
 
@@ -43,21 +42,18 @@ def _follow(link: re.Match[str], page: Path, sources: dict[Path, str]) -> str:
     here = PAGES / sources[page]
     if found in sources:
         place = PAGES / sources[found]
-    elif found.is_relative_to(ROOT / "docs" / "pictures"):
-        place = PAGES / found.relative_to(ROOT / "docs")
+    elif found.is_relative_to(ROOT / "docs"):
+        place = _copy(found, PAGES / found.relative_to(ROOT / "docs"))
     elif found.is_relative_to(ROOT / "results"):
-        place = _copy_result(found)
+        whole = {ROOT / "results": "index.json"}.get(found, "results.json")
+        chosen = found / whole if found.is_dir() else found
+        place = _copy(chosen, PAGES / chosen.relative_to(ROOT))
     else:
         return f"`{text.strip('`')}`" if found.suffix == ".py" else text
     return f"{mark}[{text}]({os.path.relpath(place, here.parent)}{'#' + part if part else ''})"
 
 
-def _copy_result(found: Path) -> Path:
-    if found == ROOT / "results":
-        found = found / "index.json"
-    elif found.is_dir():
-        found = found / "results.json"
-    place = PAGES / found.relative_to(ROOT)
+def _copy(found: Path, place: Path) -> Path:
     place.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(found, place)
     return place

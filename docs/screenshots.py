@@ -1,4 +1,4 @@
-"""The pictures of our own pages in docs/pictures: the report, the served page, the terminal, the site. `make screenshots`.
+"""Pictures of our own pages for docs/pictures: the report, the served page, the terminal, the site. `make screenshots`.
 
 Five small runs on the digits are trained for it (two minutes on two cores), and chromium looks at what comes of them.
 """
@@ -28,7 +28,8 @@ PICTURES = ROOT / "docs" / "pictures"
 METHODS = ("ce", "supcon", "supcon-s", "selfcon", "selfcon-m")
 PORT = 8765
 _TERMINAL = """<!doctype html><meta charset="utf-8"><style>
-body {{ margin: 0; padding: 18px 22px; background: #16181d; color: #d7dae0; font: 14px/1.45 ui-monospace, "DejaVu Sans Mono", monospace; }}
+body {{ margin: 0; padding: 18px 22px; background: #16181d; color: #d7dae0; }}
+body {{ font: 14px/1.45 ui-monospace, "DejaVu Sans Mono", monospace; }}
 pre {{ margin: 0; white-space: pre; font: inherit; }} b {{ color: #7fb8ff; font-weight: 600; }}</style><pre>{}</pre>"""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from selfcon.cli.main import run as command
 from selfcon.config import make_settings
 from selfcon.data.streamed import Streamed
 from selfcon.errors import UsageError
+from selfcon.workflows import task
 from selfcon.workflows.doctor import Pace, as_time, examine
 from selfcon.workflows.task import choose_device, prepare
 
@@ -55,8 +57,8 @@ def test_a_folder_and_a_packed_file_train_the_same_network(photos: Path, tmp_pat
 
 def test_when_images_are_streamed(photos: Path) -> None:
     def kind(**given: Any) -> bool:
-        task = prepare(make_settings({"data": str(photos), "batch_size": 8, **given}), choose_device("cpu"))
-        return isinstance(task.train, Streamed) and isinstance(task.test, Streamed)
+        made = prepare(make_settings({"data": str(photos), "batch_size": 8, **given}), choose_device("cpu"))
+        return isinstance(made.train, Streamed) and isinstance(made.test, Streamed)
 
     assert kind(image_size=100)
     assert not kind(image_size=64)
@@ -65,6 +67,17 @@ def test_when_images_are_streamed(photos: Path) -> None:
     assert not kind(image_size=100, probe={"augment": {"policy": "randaugment"}})
     with pytest.raises(UsageError, match="RandAugment"):  # before anything is trained
         kind(image_size=100, stream=True, probe={"augment": {"policy": "randaugment"}})
+
+
+def test_a_run_goes_on_as_it_began_whatever_memory_there_is(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**SMALL, "data": str(photos), "image_size": 64, "out": tmp_path / "run"}
+    monkeypatch.setattr(task, "_should_stream", lambda *_: True)  # as if there were little
+    selfcon.pretrain(**options)
+    assert json.loads((tmp_path / "run" / "data.json").read_text())["streamed"] is True
+    monkeypatch.setattr(task, "_should_stream", lambda *_: False)
+    assert selfcon.probe(tmp_path / "run", device="cpu")["accuracy"]
 
 
 def test_a_dry_run_takes_some_of_each_split(photos: Path, tmp_path: Path) -> None:

@@ -188,7 +188,8 @@ def _find_done(run: RunFolder, *, probe: bool) -> Result | None:
 def _run(run: RunFolder, settings: Settings, running: Running, world: World, stop: Stop, *, probe: bool) -> Result:
     device = running.device
     write_log = open_logs(running.log if world.is_main else (), run.path, settings.model_dump(mode="json"))
-    task = prepare(settings, device, world, trust=running.trust)
+    known = world.tell(lambda: run.read_json("data.json")) or {}
+    task = prepare(settings, device, world, trust=running.trust, streamed_before=known.get("streamed"))
     if place := task.train.describe_place():
         say(place)
     task.check_batches()
@@ -232,7 +233,7 @@ def _check_stop(world: World, stop: Stop, device: torch.device) -> None:
 
 def _check_same_data(task: Task, run: RunFolder) -> None:
     """A run that is gone on with must see the data that it began with."""
-    before, now = run.read_json("data.json"), task.fingerprints()
+    before, now = run.read_json("data.json"), {**task.fingerprints(), "streamed": isinstance(task.train, Streamed)}
     if before is None:
         run.write("data.json", json.dumps(now, indent=1) + "\n")
     elif before != now:

@@ -289,13 +289,22 @@ def read_source(settings: Settings) -> Source:
     return source if settings.limit_batches is None else source.limit(settings.limit_batches * settings.batch_size)
 
 
-def prepare(settings: Settings, device: torch.device, world: World = ALONE, *, trust: bool = False) -> Task:
-    """Read the data and bring them to the device."""
+def prepare(
+    settings: Settings,
+    device: torch.device,
+    world: World = ALONE,
+    *,
+    trust: bool = False,
+    streamed_before: bool | None = None,
+) -> Task:
+    """Read the data and bring them to the device; a run that is gone on with reads them as it did before."""
     method = check_settings(settings)
     weights = None if settings.weights is None else read_weights(weights_file(settings), trust=trust)
     source = read_source(settings)
     size = settings.image_size or _natural_size(source)
-    streams = settings.stream if settings.stream is not None else _should_stream(source.train, size, settings, world)
+    streams = settings.stream if settings.stream is not None else streamed_before
+    if streams is None:
+        streams = _should_stream(source.train, size, settings, world)
     if streams and _uses_randaugment(settings):
         raise UsageError("RandAugment is for images that stay in memory: --stream false keeps them there.")
 
