@@ -63,8 +63,8 @@ def gradients(
         changes["batch_size"] = batch_size
     if run.settings.model.startswith("resnet"):
         changes["model_options"] = {**run.settings.model_options, "zero_init_last": False}
-    chosen = make_settings(run.settings.model_dump(mode="json"), changes)
-    task = prepare(chosen, run.device, streamed_before=bool(run.facts.get("streamed")))
+    changed = make_settings(run.settings.model_dump(mode="json"), changes)
+    task = prepare(changed, run.device, streamed_before=bool(run.facts.get("streamed")))
     net = run.net if trained else task.build_network(classifiers=False)
     settings = task.settings
     norms = {}
