@@ -218,6 +218,9 @@ def test_processes_give_the_same_batches(folder: Path, policy: str) -> None:
     assert helped.stored_bytes == alone.stored_bytes  # what processes decode stays, too
     first = next(helped.batches(POLICIES[policy], epoch=0, **options))  # and is left in the middle
     assert equal(first, next(alone.batches(POLICIES[policy], epoch=0, **options)))
+    at_once = [helped.batches(POLICIES[policy], epoch=3, **options) for _ in range(5)]  # more than there are slots for
+    for batches in zip(*at_once, alone.batches(POLICIES[policy], epoch=3, **options), strict=True):
+        assert all(equal(batch, batches[-1]) for batch in batches)
     wide = {**options, "batch_size": 14, "views": 3}  # more than there was room for
     pairs = zip(*(each.batches(POLICIES[policy], epoch=9, **wide) for each in (alone, helped)), strict=True)
     assert all(equal(*pair) for pair in pairs)

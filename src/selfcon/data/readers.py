@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 import warnings
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
@@ -84,6 +85,14 @@ class _InThread(Reading):
         return _wait(self._future, self._samples)
 
 
+class _Done(Reading):
+    def __init__(self, crops: list[Pixels]) -> None:
+        self._crops = crops
+
+    def wait(self) -> list[Pixels]:
+        return self._crops
+
+
 class Processes(Readers):
     """Readers in processes of their own, each of which fills a slot of shared memory at a time."""
 
@@ -92,6 +101,7 @@ class Processes(Readers):
         self._memory = mmap.mmap(-1, slots * slot_bytes)
         self._free = deque(range(slots))
         self._closed = False
+        self._store = weakref.ref(store)
         self._pool = ProcessPoolExecutor(
             count,
             mp_context=get_context("fork"),
@@ -114,7 +124,12 @@ class Processes(Readers):
         return share_of(batch_size, self.count)
 
     def read(self, cutter: Cutter, rows: Sequence[int], samples: Sequence[int]) -> Reading:
-        slot = self._free.popleft()
+        try:
+            slot = self._free.popleft()
+        except IndexError:  # several go through the same images at once: this one reads for itself
+            store = self._store()
+            assert store is not None  # somebody reads from it
+            return _Done(cutter.cut(store, rows, samples))
         try:
             future = self._pool.submit(_cut_into, slot, cutter, rows, samples)
         except BrokenExecutor as error:
