@@ -26,6 +26,8 @@ class Stages:
 
     def __init__(self, folder: Path, options: ort.SessionOptions | None = None) -> None:
         self.about = json.loads((folder / "stages.json").read_text())
+        if self.about["criterion"] != "confidence":
+            sys.exit("This example knows the criterion `confidence` alone.")
         self.sessions = [ort.InferenceSession(folder / name, options) for name in self.about["stages"]]
 
     def answer(self, images: np.ndarray) -> tuple[np.ndarray, list[str]]:
@@ -60,8 +62,6 @@ def read(path: str, size: int, shorter_side: int) -> np.ndarray:
 def main() -> None:
     folder, paths = Path(sys.argv[1]), sys.argv[2:]
     stages = Stages(folder)
-    if stages.about["criterion"] != "confidence":
-        sys.exit("This example knows the criterion `confidence` alone.")
     sides = (stages.about["image_size"], stages.about["shorter_side"])
     probabilities, names = stages.answer(np.stack([read(path, *sides) for path in paths]))
     for path, each, name in zip(paths, probabilities, names, strict=True):

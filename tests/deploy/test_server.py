@@ -281,3 +281,32 @@ def test_requests_under_way_are_answered_before_it_ends(place: Path) -> None:
         assert "Traceback" not in process.stderr.read()
     assert len(codes) > 10
     assert set(codes) == {200}
+
+
+def test_a_client_that_hangs_is_told_and_others_are_answered(place: Path) -> None:
+    import uvicorn
+
+    app = make_app(Holder(place / "run", torch.device("cpu")), None, Limits(seconds=2))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.02)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as slow:
+            slow.sendall(
+                b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: 999\r\n\r\nbeg"
+            )
+            url = f"http://127.0.0.1:{port}/v1/predict"
+            assert httpx.post(url, content=png(), headers=PNG, timeout=20).status_code == 200
+            answer = b""
+            while part := slow.recv(4000):
+                answer += part
+                if b"seconds" in answer:
+                    break
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b"not sent within 2 seconds" in answer
+    finally:
+        server.should_exit = True
+        thread.join(20)

@@ -19,7 +19,7 @@ from selfcon.evaluation.calibration import (
     sort_into_bins,
     trace_risk,
 )
-from selfcon.evaluation.early_exit import Rule, choose, follow, name_answers, running_answers, sureness, trace
+from selfcon.evaluation.early_exit import CRITERIA, Rule, choose, follow, name_answers, running_answers, sureness, trace
 from selfcon.evaluation.outliers import Mahalanobis, Neighbours, auroc
 
 
@@ -144,6 +144,12 @@ def test_every_answer_has_a_threshold_of_its_own() -> None:
     assert all(one.cost < two.cost for one, two in itertools.pairwise(points))
     assert all(one.accuracy < two.accuracy for one, two in itertools.pairwise(points[:-1]))
     assert len({point.thresholds[0] == point.thresholds[1] for point in points}) == 2  # type: ignore[index]
+    for criterion in CRITERIA:  # agreement cannot let anybody leave at the first exit but all
+        others = trace(answers, labels, costs, criterion)
+        assert len(others) > 10
+        assert any(point.shares[1] > 0 for point in others), criterion
+    many = trace([answers[0]] * 9 + [answers[2]], labels, [0.1 * number for number in range(1, 11)], "margin")
+    assert 5 < len(many) <= 51
     single = [follow(answers, labels, costs, Rule("confidence", each / 20)) for each in range(21)]
     for each in single:  # one threshold for all is never clearly better for its cost
         best = max(point.accuracy for point in points if point.cost <= each.cost + 0.02)

@@ -15,6 +15,7 @@ from selfcon.cli.main import run as command
 from selfcon.config import make_settings
 from selfcon.data.streamed import Streamed
 from selfcon.errors import UsageError
+from selfcon.training.folder import RunFolder
 from selfcon.workflows import task
 from selfcon.workflows.doctor import Pace, as_time, examine
 from selfcon.workflows.task import choose_device, prepare
@@ -78,6 +79,12 @@ def test_a_run_goes_on_as_it_began_whatever_memory_there_is(
     assert json.loads((tmp_path / "run" / "data.json").read_text())["streamed"] is True
     monkeypatch.setattr(task, "_should_stream", lambda *_: False)
     assert selfcon.probe(tmp_path / "run", device="cpu")["accuracy"]
+    RunFolder.reopen(tmp_path / "run")[0].close()  # nobody holds on to it
+    selfcon.pretrain(**{**options, "out": tmp_path / "older", "stream": False})
+    noted = json.loads((tmp_path / "older" / "data.json").read_text())
+    del noted["streamed"]
+    (tmp_path / "older" / "data.json").write_text(json.dumps(noted))
+    assert selfcon.probe(tmp_path / "older", device="cpu")["accuracy"]  # of before it was noted
 
 
 def test_a_dry_run_takes_some_of_each_split(photos: Path, tmp_path: Path) -> None:

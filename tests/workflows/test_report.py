@@ -13,6 +13,7 @@ import pytest
 
 import selfcon
 from selfcon.errors import DataError, InputMissingError, UsageError
+from selfcon.training.checkpoint import write_whole
 from selfcon.workflows.reporting import read_page, report
 from tests.cli.calling import call
 from tests.workflows.conftest import write_stripes
@@ -81,6 +82,9 @@ def test_the_papers_number_stands_beside_ours(runs: Path, tmp_path: Path) -> Non
     assert read_page(run).paper["backbone"].startswith("75.4")
     assert "1000 epochs" in read_page(run).paper["backbone"]
     assert read_page(runs / "selfcon").paper == {}
+    kept = selfcon.workflows.task.collect_settings("cifar100-resnet18-selfcon", {"epochs": 300, "keep_epochs": [300]})
+    (run / "config.yaml").write_text(selfcon.config.write_yaml(kept))
+    assert read_page(run).paper["ensemble"].startswith("77.4")
 
 
 def test_a_run_under_way_is_followed(runs: Path, tmp_path: Path) -> None:
@@ -92,8 +96,8 @@ def test_a_run_under_way_is_followed(runs: Path, tmp_path: Path) -> None:
 
     def finish() -> None:
         time.sleep(1.5)
-        for name, text in later.items():
-            (run / name).write_text(text)
+        for name in ("evidence.json", "results.json"):
+            write_whole(run / name, later[name].encode())
 
     thread = threading.Thread(target=finish)
     thread.start()
@@ -104,6 +108,26 @@ def test_a_run_under_way_is_followed(runs: Path, tmp_path: Path) -> None:
     assert "probe: epoch 4 of 4, loss" in seen[0]
     assert "refresh" not in path.read_text()
     assert "under way" not in path.read_text()
+    assert "Where each exit puts" in path.read_text()
+
+
+def test_what_is_no_run_is_left_out_of_many(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "old.html").write_text("a page of before")
+    page = report([tmp_path / "old.html", tmp_path, runs / "selfcon"], out=tmp_path / "new.html").read_text()
+    assert page.count("<section ") == 1
+    assert "left out, since they hold no run" in capsys.readouterr().err
+
+
+def test_an_encoder_that_is_probed_is_under_way(runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / "selfcon", run)
+    result = json.loads((run / "results.json").read_text())
+    del result["accuracy"]
+    (run / "results.json").write_text(json.dumps(result))
+    assert not read_page(run).done
+    lines = [line for line in (run / "metrics.jsonl").read_text().splitlines() if '"pretrain"' in line]
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert read_page(run).done
 
 
 def test_folders_that_cannot_be_shown(runs: Path, tmp_path: Path) -> None:
@@ -117,6 +141,8 @@ def test_folders_that_cannot_be_shown(runs: Path, tmp_path: Path) -> None:
         ("results.json", '{"accuracy": {"backbone": {"top1": "much"}}}', "not those of a run"),
         ("evidence.json", '{"tested": 1}', "not those of a run"),
         ("metrics.jsonl", '{"stage": 1}', "not those of a run"),
+        ("metrics.jsonl", '{"stage": "a", "epoch": 1, "loss": "x", "seconds": 1}', "not those of a run"),
+        ("evidence.json", "[" * 100_000, "cannot be read"),
         ("analysis/calibration.json", '{"answers": 5}', "not what our verbs write"),
     ):
         run = tmp_path / "run"

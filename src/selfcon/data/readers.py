@@ -6,6 +6,7 @@ times as many. Those are forked once and stay, and lay the pixels into memory th
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import signal
@@ -15,8 +16,8 @@ import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import BrokenExecutor, CancelledError, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import TypeVar
@@ -27,10 +28,12 @@ import torch
 from selfcon.data import scan
 from selfcon.data.cutting import Cutter
 from selfcon.data.images import Pixels
-from selfcon.data.store import Store
+from selfcon.data.store import Store, allocate
 from selfcon.errors import HungError
 
 T = TypeVar("T")
+_BEGIN_WITHIN = 100.0  # seconds
+_GRACE = 10.0  # seconds
 
 
 class Reading(ABC):
@@ -98,9 +101,10 @@ class Processes(Readers):
 
     def __init__(self, store: Store, count: int, slots: int, slot_bytes: int) -> None:
         self.count, self.slots, self.slot_bytes = count, slots, slot_bytes
-        self._memory = mmap.mmap(-1, slots * slot_bytes)
+        self._memory = allocate(slots * slot_bytes)
         self._free = deque(range(slots))
         self._closed = False
+        self._broken: float | None = None  # since when somebody is gone
         self._store = weakref.ref(store)
         self._pool = ProcessPoolExecutor(
             count,
@@ -110,11 +114,16 @@ class Processes(Readers):
         )
         # All are forked with the first task. They inherit the store; the pool must not hold it, or it would never go.
         _inherited[id(self)] = _Place(store, self._memory, slot_bytes)
-        with warnings.catch_warnings():
-            # Forking beside threads is what data loaders do; the children compute with one thread, on the CPU.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._pool.submit(os.getpid).result(scan.PATIENCE)
-        del _inherited[id(self)]
+        try:
+            with warnings.catch_warnings():
+                # Forking beside threads is what data loaders do; the children compute with one thread, on the CPU.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self._pool.submit(os.getpid).result(_BEGIN_WITHIN)
+        except (TimeoutError, BrokenExecutor) as error:
+            self.close(wait=False)
+            raise HungError("The processes that read images did not begin.") from error
+        finally:
+            del _inherited[id(self)]
 
     def fits(self, slots: int, slot_bytes: int) -> bool:
         """Whether these processes can be used for so much."""
@@ -124,17 +133,36 @@ class Processes(Readers):
         return share_of(batch_size, self.count)
 
     def read(self, cutter: Cutter, rows: Sequence[int], samples: Sequence[int]) -> Reading:
-        try:
-            slot = self._free.popleft()
-        except IndexError:  # several go through the same images at once: this one reads for itself
+        def cut_here() -> list[Pixels]:
             store = self._store()
             assert store is not None  # somebody reads from it
-            return _Done(cutter.cut(store, rows, samples))
+            return cutter.cut(store, rows, samples)
+
+        self.check()
+        try:
+            slot = self._free.pop()
+        except IndexError:  # several go through the same images at once: this one reads for itself
+            return _Done(cut_here())
         try:
             future = self._pool.submit(_cut_into, slot, cutter, rows, samples)
-        except BrokenExecutor as error:
-            raise _ended() from error
-        return _InProcess(self, slot, future, samples)
+        except RuntimeError as error:
+            self._free.append(slot)
+            if isinstance(error, BrokenExecutor):
+                self.note_broken()
+            elif not self._closed:  # for those who need larger slots
+                raise
+            return _Done(cut_here())
+        return _InProcess(self, slot, future, samples, cut_here)
+
+    def check(self) -> None:
+        """Raise HungError if a process is gone; not at once, since a signal to all of us ends them, too."""
+        if self._broken is not None and time.monotonic() - self._broken > _GRACE:
+            self.close(wait=False)
+            raise HungError("A process that reads images has ended by itself, or was ended (for want of memory?).")
+
+    def note_broken(self) -> None:
+        """A process is gone."""
+        self._broken = self._broken or time.monotonic()
 
     def look(self, slot: int, shapes: Sequence[tuple[int, int]]) -> list[Pixels]:
         """The crops of these shapes that lie in a slot."""
@@ -155,16 +183,25 @@ class Processes(Readers):
 
 class _InProcess(Reading):
     def __init__(
-        self, readers: Processes, slot: int, future: Future[list[tuple[int, int]]], samples: Sequence[int]
+        self,
+        readers: Processes,
+        slot: int,
+        future: Future[list[tuple[int, int]]],
+        samples: Sequence[int],
+        cut_here: Callable[[], list[Pixels]],
     ) -> None:
         self._readers, self._slot, self._future, self._samples = readers, slot, future, samples
+        self._cut_here = cut_here
 
     def wait(self) -> list[Pixels]:
         try:
             shapes = _wait(self._future, self._samples)
             return self._readers.look(self._slot, shapes)
-        except BrokenExecutor as error:
-            raise _ended() from error
+        except BrokenExecutor:
+            self._readers.note_broken()
+            return self._cut_here()
+        except CancelledError:
+            return self._cut_here()
 
     def release(self) -> None:
         if self._future.cancel() or self._future.done():
@@ -189,10 +226,6 @@ def _wait(future: Future[T], samples: Sequence[int]) -> T:
         raise HungError(f"Nothing came of {which} in {scan.PATIENCE:.0f} seconds.") from error
 
 
-def _ended() -> HungError:
-    return HungError("A process that reads images has ended by itself, or was ended (for want of memory?).")
-
-
 @dataclass(frozen=True)
 class _Place:
     """What a process that was forked works with."""
@@ -208,6 +241,7 @@ _own: list[_Place] = []  # in a process that was forked
 
 def _begin(number: int, parent: int) -> None:
     """In a process that was forked: what it works with, and when it ends."""
+    gc.freeze()  # what the other process had is not ours to tidy up
     _own.append(_inherited[number])
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that asked decides

@@ -176,8 +176,7 @@ class Streamed(Split):
         if not self.workers or not batch_size:
             return Threads(self.images)
         share = share_of(batch_size, self.workers)
-        # One who has stopped in the middle of an epoch may not have given back what it had ahead.
-        slots = 2 * (_AHEAD + 1) * -(-batch_size // share)
+        slots = (_AHEAD + 2) * -(-batch_size // share)
         return _processes(self.images, self.workers, slots, share * cutter.drawn_views * cutter.most_bytes)
 
 
@@ -283,19 +282,23 @@ def make_streamed(
     return Streamed(store, rows, labels, mean.to(device), std.to(device), size, images.may_flip, workers)
 
 
-_forked: weakref.WeakKeyDictionary[Store, Processes] = weakref.WeakKeyDictionary()
-
-
 def _processes(store: Store, count: int, slots: int, slot_bytes: int) -> Processes:
-    """The processes that read a store, which stay for as long as they are of use."""
-    found = _forked.get(store)
+    """The processes that read a store, which stay for as long as it does, unless more is wanted of them."""
+    found: Processes | None = store.helpers[0] if store.helpers else None
     if found is not None and found.fits(slots, slot_bytes):
         return found
-    if found is not None:
-        found.close()
-    made = _forked[store] = Processes(store, count, slots, slot_bytes)
-    weakref.finalize(store, made.close, wait=False)
-    return made
+    if found is None:
+        weakref.finalize(store, _end_all, store.helpers)
+    else:
+        found.close(wait=False)  # who uses them still goes on alone
+        slots, slot_bytes = max(slots, found.slots), max(slot_bytes, found.slot_bytes)
+    store.helpers[:] = [Processes(store, count, slots, slot_bytes)]
+    return store.helpers[0]  # type: ignore[no-any-return]
+
+
+def _end_all(helpers: list[Processes]) -> None:
+    for each in helpers:
+        each.close(wait=False)
 
 
 def _size_of(path: Path) -> int:

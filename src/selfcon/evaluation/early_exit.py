@@ -7,7 +7,7 @@ ensemble. N samples, C classes, A answers in the order that they come.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from selfcon.errors import UsageError, unknown_name
 
+_COMBINATIONS = 3000
 _NEVER = 2.0  # sure that nobody can be
 
 
@@ -135,22 +136,32 @@ def trace(
     early = range(1, len(probabilities))
     scores = [sureness(probabilities[:number], criterion).double() for number in early]
     right = [answer.argmax(1) == labels for answer in probabilities]
-    levels = min(steps, max(4, round(steps ** (2 / len(scores)))))  # at most some thousand combinations
-    places = torch.linspace(0, 1, levels, dtype=torch.double)
-    grids = [[0.0, *torch.quantile(score.cpu(), places).unique().tolist()] for score in scores]
-
     def count(thresholds: tuple[float, ...]) -> Point:
         content = [score >= least for score, least in zip(scores, thresholds, strict=True)]
         return _count(content, right, costs, thresholds)
 
     whole = count((_NEVER,) * len(scores))
     front: list[Point] = []
-    for point in sorted(map(count, itertools.product(*grids)), key=lambda each: (each.cost, -each.accuracy)):
+    for point in sorted(map(count, _combine(scores, steps)), key=lambda each: (each.cost, -each.accuracy)):
         if point.cost < whole.cost and (not front or point.accuracy > front[-1].accuracy):
             front.append(point)
     if len(front) > steps:
         front = [front[round(number * (len(front) - 1) / (steps - 1))] for number in range(steps)]
     return [*front, whole]  # at the end nobody leaves early, whoever comes
+
+
+def _combine(scores: Sequence[Tensor], steps: int) -> Iterator[tuple[float, ...]]:
+    """A threshold for each answer's scores [N], in all combinations; where those are too many, one for all answers."""
+    levels = min(steps, int(_COMBINATIONS ** (1 / max(1, len(scores)))) - 2)
+    if levels < 2:
+        return ((each,) * len(scores) for each in _levels(torch.cat(list(scores)), steps))
+    return itertools.product(*(_levels(each, levels) for each in scores))
+
+
+def _levels(scores: Tensor, count: int) -> list[float]:
+    """From everybody to nobody."""
+    places = torch.linspace(0, 1, count, dtype=torch.double)
+    return [0.0, *torch.quantile(scores.cpu(), places).unique().tolist(), _NEVER]
 
 
 def choose(points: Sequence[Point], *, accuracy: float | None = None, cost: float | None = None) -> Point:

@@ -44,8 +44,8 @@ def colour_of_exit(name: str) -> str:
 
 
 def plain(name: str) -> str:
-    """A name whose dollar signs are not read as mathematics."""
-    return name.replace("$", r"\$")
+    """A name that can be drawn: no dollar signs that are read as mathematics, nothing that is no character."""
+    return name.encode("utf-8", "replace").decode().replace("$", r"\$")
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,10 @@ class RunPage:
 
     @property
     def done(self) -> bool:
-        return self.result is not None
+        """Whether nothing more is to come: an encoder alone is enough, unless its probe has begun."""
+        if self.result is None:
+            return False
+        return "accuracy" in self.result or all(line["stage"] != "probe" for line in self.metrics)
 
     @property
     def progress(self) -> str:
@@ -59,7 +62,7 @@ class RunPage:
             return "has not finished an epoch yet"
         last = self.metrics[-1]
         of = f" of {self.settings['epochs']}" if last["stage"] != "probe" else f" of {self.settings['probe.epochs']}"
-        return f"{last['stage']}: epoch {last['epoch']}{of}, loss {last['loss']:.3f}"
+        return f"{last['stage']}: epoch {last['epoch']}{of}, loss {float(last['loss']):.3f}"
 
 
 def render(pages: Sequence[RunPage], *, refresh: int | None = None) -> str:

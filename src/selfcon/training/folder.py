@@ -24,7 +24,13 @@ from selfcon.training.checkpoint import write_whole
 _WRITTEN = (
     *("config.yaml", "environment.json", "metrics.jsonl", "model.safetensors", "model.json", "results.json"),
     *("data.json", "evidence.json", "report.html", "checkpoints", "encoders", "tensorboard", "wandb", "wandb-id"),
-    *("calibration.json", "calibration.safetensors", "analysis", "export"),  # what other verbs found of its model
+    *(
+        "calibration.json",
+        "calibration.safetensors",
+        "analysis",
+        "export",
+        "transfer",
+    ),  # what other verbs found of its model
 )
 
 
@@ -80,7 +86,8 @@ class RunFolder:
 
     def close(self) -> None:
         """Let go of the folder."""
-        if self._lock is not None:
+        if self._lock is not None and not self._lock.closed:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # which processes that were forked would hold on to
             self._lock.close()
 
     @property

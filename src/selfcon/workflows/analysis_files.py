@@ -9,6 +9,7 @@ from typing import Any
 
 from selfcon.errors import StorageError, UsageError
 from selfcon.report.canvas import Picture
+from selfcon.training.checkpoint import write_whole
 from selfcon.workflows.trained import TrainedRun, open_run
 
 Result = dict[str, Any]
@@ -33,10 +34,10 @@ def write(result: Result, pictures: Mapping[str, Picture], folder: Path, name: s
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for title, picture in pictures.items():
-            (folder / f"{title}.svg").write_bytes(picture.svg)
-            (folder / f"{title}.png").write_bytes(picture.png)
+            write_whole(folder / f"{title}.svg", picture.svg)
+            write_whole(folder / f"{title}.png", picture.png)
         path = folder / f"{name or next(iter(pictures))}.json"
-        path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        write_whole(path, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
     except OSError as error:
         raise StorageError(f"{folder} cannot be written to ({error.strerror}).") from error
     return {**result, "files": sorted(str(folder / f"{title}.svg") for title in pictures)}

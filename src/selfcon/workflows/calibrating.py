@@ -287,6 +287,7 @@ class _Calibration:
         result["early_exit"] = {
             "criterion": criterion,
             "target": dict(target),
+            "held_out_accuracy": self.choosing.top(1),
             "multiply_adds": total,
             "chosen": chosen_row,
             "alone": alone,
@@ -307,7 +308,11 @@ class _Calibration:
         if cost is not None:
             return choose(curve, cost=cost)
         if as_good_as is not None:
-            return choose(curve, accuracy=self.choosing.top(1)[as_good_as])
+            least = self.choosing.top(1)[as_good_as]
+            chosen = choose(curve, accuracy=least)
+            if chosen.accuracy < least:
+                say(f"note: no rule is as good as {as_good_as} alone ({least:.1f} %), so the best one was taken")
+            return chosen
         return choose(curve, accuracy=curve[-1].accuracy - (within or 0.0))
 
     def _tell(self, answers: Sequence[Tensor], costs: Sequence[float], criterion: str, thresholds: Any) -> Point:

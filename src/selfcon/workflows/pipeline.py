@@ -182,7 +182,8 @@ def _find_done(run: RunFolder, *, probe: bool) -> Result | None:
     done: Result | None = run.read_json("results.json")
     if done is None or ("accuracy" not in done and probe):
         return None
-    return done if "accuracy" not in done or (run.path / "report.html").exists() else None
+    whole = all((run.path / name).exists() for name in ("evidence.json", "report.html"))
+    return done if "accuracy" not in done or whole else None
 
 
 def _run(run: RunFolder, settings: Settings, running: Running, world: World, stop: Stop, *, probe: bool) -> Result:
@@ -216,11 +217,12 @@ def _run(run: RunFolder, settings: Settings, running: Running, world: World, sto
     features = embed(net, task.test, size=task.size)
     _check_stop(world, stop, device)
     _write_model(task, net, run)
-    result = _write_result(task, run, spent, accuracy)
     if world.is_main:
         shown = evidence.gather(test, features, task.test.pictures, task.classes, settings.seed)
-        run.write("evidence.json", json.dumps(shown, ensure_ascii=False) + "\n")
-        run.write("report.html", render([read_page(run.path)]))
+        run.write("evidence.json", json.dumps(shown) + "\n")
+    result = _write_result(task, run, spent, accuracy)
+    if world.is_main:
+        run.write("report.html", render([read_page(run.path)]).encode("utf-8", "replace"))
     return result
 
 
@@ -234,6 +236,7 @@ def _check_stop(world: World, stop: Stop, device: torch.device) -> None:
 def _check_same_data(task: Task, run: RunFolder) -> None:
     """A run that is gone on with must see the data that it began with."""
     before, now = run.read_json("data.json"), {**task.fingerprints(), "streamed": isinstance(task.train, Streamed)}
+    before = None if before is None else {"streamed": now["streamed"], **before}  # which was not always noted
     if before is None:
         run.write("data.json", json.dumps(now, indent=1) + "\n")
     elif before != now:

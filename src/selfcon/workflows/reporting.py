@@ -10,8 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
 from selfcon.config import Settings, flatten, make_settings, read_yaml
-from selfcon.errors import DataError, InputMissingError, StorageError, UsageError
+from selfcon.errors import DataError, InputMissingError, StorageError, UsageError, name_some
 from selfcon.paper.exhibits import get_exhibit, identify, list_exhibits
 from selfcon.progress import say
 from selfcon.report.page import RunPage, Section, Table, render
@@ -50,13 +52,13 @@ def report(
         raise UsageError("Name at least one run folder.")
     if watch is not None and not watch >= 1:
         raise UsageError(f"A page is written again every so many seconds, at least 1, not {watch:g}.")
-    folders = [Path(folder) for folder in run_folders]
+    folders = _only_runs([Path(folder) for folder in run_folders])
     path = Path(out) if out is not None else folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
     while True:
         pages = [read_page(folder) for folder in folders]
         live = watch is not None and not all(page.done for page in pages)
         try:
-            write_whole(path, render(pages, refresh=round(watch or 1) if live else None).encode())
+            write_whole(path, _draw(pages, round(watch or 1) if live else None))
         except OSError as error:
             raise StorageError(f"{path} cannot be written ({error.strerror or error}).") from error
         after_each(path)
@@ -64,6 +66,24 @@ def report(
             return path
         say("; ".join(f"{page.name}: {page.progress}" for page in pages if not page.done))
         time.sleep(watch or 1)
+
+
+def _only_runs(folders: list[Path]) -> list[Path]:
+    """Of several, those that hold a run: patterns match other things, too."""
+    runs = [folder for folder in folders if (folder / "config.yaml").is_file()]
+    if not runs:
+        raise InputMissingError(f"{folders[0]} holds no run: config.yaml is not there.")
+    if left := [str(folder) for folder in folders if folder not in runs]:
+        say(f"note: left out, since they hold no run: {name_some(left)}")
+    return runs
+
+
+def _draw(pages: Sequence[RunPage], refresh: int | None) -> bytes:
+    try:
+        return render(pages, refresh=refresh).encode("utf-8", "replace")
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, TemplateError) as error:
+        names = ", ".join(page.name for page in pages)
+        raise DataError(f"{names} cannot be shown: what lies there is not what a run writes ({error}).") from error
 
 
 def read_page(folder: Path) -> RunPage:
@@ -124,7 +144,7 @@ def _find_paper(settings: Settings, answers: Sequence[str]) -> dict[str, str]:
     exits = [name for name in answers if name not in _ACCURACIES]
     found: dict[str, str] = {}
     for epochs in (settings.epochs, *_LENGTHS) if answers else ():
-        asked = make_settings(settings.model_dump(mode="json"), {"epochs": epochs})
+        asked = make_settings(settings.model_dump(mode="json"), {"epochs": epochs, "keep_epochs": []})
         for quantity, text, exhibit in _paper_cells().get(identify(asked), ()):
             length = "" if epochs == settings.epochs else f", {epochs} epochs"
             name = exits[0] if quantity == "exit" and len(exits) == 1 else quantity
@@ -242,7 +262,7 @@ def _read(path: Path) -> Result:
         return {}
     try:
         found = json.loads(path.read_text())
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise DataError(f"{path} cannot be read ({error}).") from error
     if not isinstance(found, dict):
         raise DataError(f"{path} cannot be read: it does not hold names and values.")
