@@ -1,6 +1,6 @@
 """Pictures of our own pages for docs/pictures: the report, the served page, the terminal, the site. `make screenshots`.
 
-Five small runs on the digits are trained for it (two minutes on two cores), and chromium looks at what comes of them.
+Five small runs on the digits are trained for it (some minutes on two cores), and chromium looks at what comes of them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ pre {{ margin: 0; white-space: pre; font: inherit; }} b {{ color: #7fb8ff; font-
 
 
 def train(folder: Path) -> None:
-    options: Any = {"width": 0.25, "epochs": 8, "batch_size": 128, "probe.epochs": 20, "device": "cpu"}
     for method in METHODS:
-        selfcon.fit(data="digits", method=method, out=folder / method, **options)
+        selfcon.fit(data="digits", method=method, out=folder / method, device="cpu")
     selfcon.calibrate(folder / "selfcon", device="cpu")
 
 
@@ -85,14 +84,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         train(folder)
-        compared = selfcon.report([folder / method for method in METHODS], out=folder / "compare.html").as_uri()
-        single = selfcon.report([folder / "selfcon"]).as_uri()
+        compared = selfcon.write_report([folder / method for method in METHODS], out=folder / "compare.html").as_uri()
+        single = selfcon.write_report([folder / "selfcon"]).as_uri()
         (folder / "terminal.html").write_text(speak(folder))
         with browse(folder / "profile") as page:
             shoot(page, compared, "report-five", width=1200, height=900)
             shoot(page, compared, "report-phone", width=390, height=800, dark=True)
             shoot(page, single, "report-one", width=1200, height=1500)
-            shoot(page, (folder / "terminal.html").as_uri(), "terminal", width=900, height=760)
+            shoot(page, (folder / "terminal.html").as_uri(), "terminal", width=1100, height=640)
             shoot(page, (ROOT / "build" / "site" / "index.html").as_uri(), "site", width=1200, height=800)
             with serving(folder / "selfcon") as url:
                 ready = "document.querySelectorAll('#neighbours img').length === 8"

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from selfcon.workflows.pipeline import pretrain as pretrain
     from selfcon.workflows.pipeline import probe as probe
     from selfcon.workflows.pipeline import train as train
-    from selfcon.workflows.reporting import report as report
+    from selfcon.workflows.reporting import write_report as write_report
     from selfcon.workflows.trained import open_run as open_run
 
 __version__ = "0.1.0"
@@ -73,7 +73,7 @@ _NAMES = {
     "pretrain": "selfcon.workflows.pipeline",
     "probe": "selfcon.workflows.pipeline",
     "train": "selfcon.workflows.pipeline",
-    "report": "selfcon.workflows.reporting",
+    "write_report": "selfcon.workflows.reporting",
     "open_run": "selfcon.workflows.trained",
 }
 __all__ = list(_NAMES)

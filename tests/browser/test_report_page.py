@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import selfcon
-from selfcon.workflows.reporting import report
+from selfcon.workflows.reporting import write_report
 from tests.browser.chrome import CHROMIUM, Page, browse
 from tests.workflows.conftest import write_stripes
 
@@ -25,7 +25,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     small: Any = {"width": 0.125, "epochs": 1, "batch_size": 32, "probe.epochs": 2, "device": "cpu"}
     for seed, method in enumerate(METHODS):
         selfcon.fit(data=str(data), out=folder / f"run <{method}>", method=method, seed=seed, **small)
-    return report([folder / f"run <{method}>" for method in METHODS], out=folder / "all.html").as_uri()
+    return write_report([folder / f"run <{method}>" for method in METHODS], out=folder / "all.html").as_uri()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 import selfcon
 from selfcon.errors import DataError, InputMissingError, UsageError
 from selfcon.training.checkpoint import write_whole
-from selfcon.workflows.reporting import read_page, report
+from selfcon.workflows.reporting import read_page, write_report
 from tests.cli.calling import call
 from tests.workflows.conftest import write_stripes
 
@@ -35,9 +35,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_page_needs_nothing_but_the_folder(runs: Path, tmp_path: Path) -> None:
     before = (runs / "supcon" / "report.html").read_text()
-    assert report([runs / "supcon"], out=tmp_path / "again.html") == tmp_path / "again.html"
+    assert write_report([runs / "supcon"], out=tmp_path / "again.html") == tmp_path / "again.html"
     assert (tmp_path / "again.html").read_text() == before
-    page = report([runs / "selfcon"], out=tmp_path / "one.html").read_text()
+    page = write_report([runs / "selfcon"], out=tmp_path / "one.html").read_text()
     for words in ("How far to believe it", "Answering early", "data:image/svg+xml", "Where each exit puts 36 test"):
         assert words in page
     assert "Answering early" not in before
@@ -60,7 +60,7 @@ def test_what_other_verbs_left_is_shown(runs: Path, tmp_path: Path) -> None:
     assert sections["Other classes"].table.rows == [["classify-birds-0", "selfcon", "linear", 61.25, 63.5]]  # type: ignore[union-attr]
     assert sections["Scenes"].table.rows[0][-2:] == ["miou", 17.75]  # type: ignore[union-attr]
     assert sections["Corrupted images"].table.rows == [["backbone", 32.1, 44.4, 12.3]]  # type: ignore[union-attr]
-    assert "44.4" in report([run]).read_text()
+    assert "44.4" in write_report([run]).read_text()
 
 
 def test_many_runs_on_one_page(runs: Path, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_run_under_way_is_followed(runs: Path, tmp_path: Path) -> None:
 
     thread = threading.Thread(target=finish)
     thread.start()
-    path = report([run], watch=1, after_each=lambda path: seen.append(path.read_text()))
+    path = write_report([run], watch=1, after_each=lambda path: seen.append(path.read_text()))
     thread.join()
     assert len(seen) >= 2
     assert 'http-equiv="refresh" content="1"' in seen[0]
@@ -113,7 +113,7 @@ def test_a_run_under_way_is_followed(runs: Path, tmp_path: Path) -> None:
 
 def test_what_is_no_run_is_left_out_of_many(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "old.html").write_text("a page of before")
-    page = report([tmp_path / "old.html", tmp_path, runs / "selfcon"], out=tmp_path / "new.html").read_text()
+    page = write_report([tmp_path / "old.html", tmp_path, runs / "selfcon"], out=tmp_path / "new.html").read_text()
     assert page.count("<section ") == 1
     assert "left out, since they hold no run" in capsys.readouterr().err
 
@@ -132,9 +132,9 @@ def test_an_encoder_that_is_probed_is_under_way(runs: Path, tmp_path: Path) -> N
 
 def test_folders_that_cannot_be_shown(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(InputMissingError, match="holds no run"):
-        report([tmp_path])
+        write_report([tmp_path])
     with pytest.raises(UsageError, match="at least 1"):
-        report([runs / "selfcon"], watch=0.0)
+        write_report([runs / "selfcon"], watch=0.0)
     for name, text, words in (
         ("results.json", "{", "cannot be read"),
         ("results.json", "[]", "names and values"),
@@ -150,4 +150,4 @@ def test_folders_that_cannot_be_shown(runs: Path, tmp_path: Path) -> None:
         shutil.copytree(runs / "selfcon", run)
         (run / name).write_text(text)
         with pytest.raises(DataError, match=words):
-            report([run])
+            write_report([run])

@@ -29,7 +29,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from selfcon.workflows.reporting import report
+    from selfcon.workflows.reporting import write_report
 
     told: list[Path] = []
 
@@ -38,5 +38,5 @@ def run(options: argparse.Namespace) -> int:
             print(f"Report: {path}", flush=True)
         told.append(path)
 
-    report(options.runs, out=options.out, watch=options.watch, after_each=tell)
+    write_report(options.runs, out=options.out, watch=options.watch, after_each=tell)
     return 0

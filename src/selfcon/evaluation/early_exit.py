@@ -136,6 +136,7 @@ def trace(
     early = range(1, len(probabilities))
     scores = [sureness(probabilities[:number], criterion).double() for number in early]
     right = [answer.argmax(1) == labels for answer in probabilities]
+
     def count(thresholds: tuple[float, ...]) -> Point:
         content = [score >= least for score, least in zip(scores, thresholds, strict=True)]
         return _count(content, right, costs, thresholds)

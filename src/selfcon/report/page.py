@@ -11,7 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
-from selfcon.report.plots import draw_curves, draw_together
+from selfcon.report.plots import draw_curves, draw_together, sort_answers
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,7 @@ def render(pages: Sequence[RunPage], *, refresh: int | None = None) -> str:
 
 def _columns(pages: Sequence[RunPage]) -> Table:
     """The table of many runs, a line each."""
-    exits = list(dict.fromkeys(name for page in pages if page.result for name in page.result.get("accuracy", {})))
-    exits.sort(key=lambda name: (name == "ensemble", name != "backbone", name))
+    exits = sort_answers(name for page in pages if page.result for name in page.result.get("accuracy", {}))
     papers = [name for name in exits if any(name in page.paper for page in pages)]
     header = ["run", "method", *exits, *(f"paper, {name}" for name in papers), "epochs", "seed", "network", "data"]
     header += ["images/s", "minutes", "GB", "device"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from typing import Any, Protocol
 
@@ -54,12 +54,17 @@ def draw_curves(metrics: list[dict[str, Any]]) -> str:
     return _data_uri(draw_png(draw, (4.6 * len(stages), 2.9)))
 
 
+def sort_answers(names: Iterable[str]) -> list[str]:
+    """Each once: the backbone, the exits, the ensemble."""
+    return sorted(dict.fromkeys(names), key=lambda name: (name == "ensemble", name != "backbone", name))
+
+
 def draw_together(runs: Sequence[Run]) -> dict[str, str]:
     """Several runs side by side: pictures by what they show."""
     done = [(run, run.result["accuracy"]) for run in runs if run.result and "accuracy" in run.result]
     pictures = {}
     if done:
-        exits = list(dict.fromkeys(name for _, accuracy in done for name in accuracy))
+        exits = sort_answers(name for _, accuracy in done for name in accuracy)
 
         def bars(figure: Figure) -> None:
             axes = figure.add_subplot()

@@ -37,7 +37,7 @@ _LENGTHS = (1000, 500, 200, 100)  # epochs that the paper trains for
 _LARGEST_PICTURE = 20_000_000  # bytes
 
 
-def report(
+def write_report(
     run_folders: Sequence[str | Path],
     *,
     out: str | Path | None = None,
