@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import selfcon
 from selfcon.data.source import ArrayImages, Source
@@ -59,3 +61,50 @@ def test_names_that_are_taken() -> None:
 
 def _nothing() -> ArrayImages:
     return ArrayImages(np.zeros((0, 4, 4, 3), np.uint8), np.zeros(0, np.int64), "nothing")
+
+
+def commands(page: str) -> list[list[str]]:
+    """The commands of a page, word by word."""
+    blocks = re.findall(r"```\n(.*?)```", (ROOT / "docs" / page).read_text(), flags=re.DOTALL)
+    lines = [line.partition("#")[0].strip() for block in blocks for line in block.splitlines()]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("selfcon ")]
+
+
+def small(words: list[str]) -> list[str]:
+    """The same command for little data; what is said last counts."""
+    sizes = ("--width", "0.125", "--epochs", "1", "--batch-size", "16", "--device", "cpu")
+    if words[0] in ("fit", "train"):
+        image = () if "--recipe" in words else ("--image-size", "16")
+        return [*words, *sizes, *image, *(("--probe.epochs", "1") if words[0] == "fit" else ())]
+    if words[0] == "doctor":
+        return [*words, *sizes, "--image-size", "16"]
+    return [*words, "--device", "cpu"] if words[0] in ("calibrate", "predict") else words
+
+
+def test_the_commands_for_own_images_run(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for place in ("birds/train/owl", "birds/train/wren", "birds/test/owl", "birds/test/wren", "holiday"):
+        (tmp_path / place).mkdir(parents=True)
+        for number in range(30 if "train" in place else 8):
+            pixels = rng.integers(0, 150, (24, 30, 3)) + 90 * ("owl" in place)
+            Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / place / f"{number}.png")
+    found = commands("guides/own-images.md")
+    assert [words[0] for words in found] == [
+        *("data", "doctor", "fit", "train", "train", "report", "calibrate", "predict", "export", "serve"),
+    ]
+    for words in found[:-1]:  # what serves does not end
+        more = ["--overwrite"] if words[0] == "train" and words[-1] == "runs/birds" else []
+        run(tmp_path, "-m", "selfcon", *small(words), *more)
+    assert (tmp_path / "compare.html").is_file()
+
+
+def test_the_commands_for_comparing_run(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {f"x_{part}": rng.integers(0, 256, (40, 32, 32, 3), dtype=np.uint8) for part in ("train", "test")}
+    np.savez(tmp_path / "cifar100.npz", **arrays, y_train=np.arange(40) % 4, y_test=np.arange(40) % 4)
+    found = commands("guides/research.md")
+    assert [words[0] for words in found] == ["recipes", "fit", "fit", "report", "reproduce"]
+    for words in found[:-1]:
+        run(tmp_path, "-m", "selfcon", *small(words))
+    # The plan of a whole table takes minutes on a CPU: one of its rows.
+    assert "1 run" in run(tmp_path, "-m", "selfcon", *found[-1], "--only", "method=selfcon", "--only", "model=resnet18")

@@ -102,6 +102,9 @@ def test_bench(tmp_path: Path) -> None:
     assert call("bench", "--methods", "supconn", cwd=tmp_path).returncode == 64
 
 
+RECIPE = "cifar100-resnet18-selfcon"
+
+
 @pytest.mark.parametrize("verb", ["fit", "pretrain", "probe", "train", "evaluate", "knn", "doctor", "recipes", "bench"])
 def test_help_fits_a_screen_and_shows_an_example(verb: str, tmp_path: Path) -> None:
     done = run(verb, "--help", cwd=tmp_path, COLUMNS="120")
@@ -110,6 +113,10 @@ def test_help_fits_a_screen_and_shows_an_example(verb: str, tmp_path: Path) -> N
     assert len(done.stdout.splitlines()) <= 40
     if verb in ("fit", "doctor"):
         everything = call(verb, "--help-all", cwd=tmp_path).stdout
+        assert (
+            "--epochs                        1000\n"
+            in call(verb, "--recipe", RECIPE, "--help-all", cwd=tmp_path).stdout
+        )
         assert "--optim.momentum" in everything
         assert "--batch-size" in everything
 

@@ -106,7 +106,7 @@ def run(arguments: list[str]) -> int:
     if getattr(module, "takes_settings", False):
         options, words = parser.parse_known_args(rest)
         if options.help_all:
-            show_all_settings()
+            show_all_settings(getattr(options, "recipe", None))
             return 0
         code: int = module.run(options, words)
     else:

@@ -43,7 +43,7 @@ def add_settings(parser: Parser) -> None:
     add_compile(parser)
     parser.add_argument("--deterministic", action="store_true", help="the same bits each time on this machine")
     parser.add_argument("--trust", action="store_true", help="let --init be a pickle (.pth); its code is not run")
-    parser.add_argument("--help-all", action="store_true", help="show every setting")
+    parser.add_argument("--help-all", action="store_true", help="every setting, and with --recipe its value there")
 
 
 def add_running(parser: Parser) -> None:
@@ -110,11 +110,16 @@ def parse_value(text: str) -> Any:
     return value
 
 
-def show_all_settings() -> None:
-    """Every setting with its default."""
+def show_all_settings(recipe: str | None = None) -> None:
+    """Every setting with its default, or what a recipe makes of it."""
     from selfcon.config import Settings, flatten
 
-    for name, value in flatten(Settings().model_dump(mode="json")).items():
+    chosen = Settings()
+    if recipe is not None:
+        from selfcon.workflows.task import collect_settings
+
+        chosen = collect_settings(recipe, {})
+    for name, value in flatten(chosen.model_dump(mode="json")).items():
         sys.stdout.write(f"  {flag_of(name):32s}{value}\n")
 
 
