@@ -13,7 +13,7 @@ from pathlib import Path
 
 def main() -> None:
     for folder in map(Path, sys.argv[1:]):
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         probe = [line for line in lines if line["stage"] == "probe"]
         for key in (key for key in probe[0] if key.startswith("test_")):
             values = [line[key] for line in probe]

@@ -60,7 +60,7 @@ class Mutant:
 
 def mutants_of(module: str) -> Iterator[Mutant]:
     """Every change of a module, as its whole source."""
-    tree = ast.parse((LOSSES / f"{module}.py").read_text())
+    tree = ast.parse((LOSSES / f"{module}.py").read_text(encoding="utf-8"))
     spared = {id(inner) for node in ast.walk(tree) for part in _spared(node) for inner in ast.walk(part)}
     nodes = [node for node in ast.walk(tree) if id(node) not in spared]
     for number, node in enumerate(nodes):
@@ -74,7 +74,7 @@ def mutants_of(module: str) -> Iterator[Mutant]:
 
 
 def unchanged(module: str) -> Mutant:
-    return Mutant(module, 0, "none", ast.unparse(ast.parse((LOSSES / f"{module}.py").read_text())))
+    return Mutant(module, 0, "none", ast.unparse(ast.parse((LOSSES / f"{module}.py").read_text(encoding="utf-8"))))
 
 
 def _spared(node: ast.AST) -> Iterator[ast.AST]:
@@ -198,7 +198,7 @@ def _run(tests: list[str], mutant: Mutant) -> None:
 
 def write(path: Path, found: dict[str, dict[str, Any]]) -> None:
     """What was found, beside what the file says of other modules."""
-    before = json.loads(path.read_text()) if path.exists() else {}
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     modules = dict(sorted({**before.get("modules", {}), **found}.items()))
     total = sum(module["mutants"] for module in modules.values())
     survivors = sum(len(module["survivors"]) for module in modules.values())

@@ -35,7 +35,7 @@ def differ(found: np.ndarray, expected: torch.Tensor) -> tuple[float, float]:
 
 def run_stages(folder: Path, images: np.ndarray) -> list[np.ndarray]:
     logits, x = [], images
-    for name in json.loads((folder / "stages.json").read_text())["stages"]:
+    for name in json.loads((folder / "stages.json").read_text(encoding="utf-8"))["stages"]:
         session = ort.InferenceSession(folder / name)
         *left, answer = session.run(None, {session.get_inputs()[0].name: x})
         logits.append(answer)

@@ -105,7 +105,7 @@ async def attack(count: int, images: list[bytes]) -> dict[str, int]:
 
 
 def memory_of(process: int) -> float:
-    text = Path(f"/proc/{process}/status").read_text()
+    text = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
     return int(text.partition("VmRSS:")[2].split()[0]) / 1024
 
 

@@ -28,7 +28,7 @@ def gather() -> list[Path]:
     for path, place in sources.items():
         target = PAGES / place
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(_LINK.sub(partial(_follow, page=path, sources=sources), path.read_text()))
+        target.write_text(_LINK.sub(partial(_follow, page=path, sources=sources), path.read_text(encoding="utf-8")))
     return [PAGES / place for place in sources.values()]
 
 

@@ -25,7 +25,7 @@ class Stages:
     """The stages of one model and the rule that says when an answer is sure enough (here: by its probability)."""
 
     def __init__(self, folder: Path, options: ort.SessionOptions | None = None) -> None:
-        self.about = json.loads((folder / "stages.json").read_text())
+        self.about = json.loads((folder / "stages.json").read_text(encoding="utf-8"))
         if self.about["criterion"] != "confidence":
             sys.exit("This example knows the criterion `confidence` alone.")
         self.sessions = [ort.InferenceSession(folder / name, options) for name in self.about["stages"]]

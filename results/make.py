@@ -29,8 +29,8 @@ def build_index() -> list[dict[str, Any]]:
         missing = [name for name in FILES if not (folder / name).is_file()]
         if missing:
             raise SystemExit(f"{folder.name} lacks {', '.join(missing)}")
-        result = json.loads((folder / "results.json").read_text())
-        environment = json.loads((folder / "environment.json").read_text())
+        result = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
         lines.append(
             {
                 "folder": folder.name,
@@ -84,14 +84,14 @@ def fill(page: Path) -> str:
         text = make_table(match[2], match[3]).replace("](results/", f"]({up}results/")
         return f"{match[1]}\n{text}\n{match[4]}"
 
-    return _BLOCK.sub(table, page.read_text())
+    return _BLOCK.sub(table, page.read_text(encoding="utf-8"))
 
 
 def main() -> None:
     wanted = {HERE / "index.json": json.dumps(build_index(), indent=1) + "\n", **{page: fill(page) for page in PAGES}}
     for path, text in wanted.items():
         if "--check" in sys.argv:
-            if path.read_text() != text:
+            if path.read_text(encoding="utf-8") != text:
                 raise SystemExit(f"{path.name} is not what results/ says: run `make results`.")
         else:
             path.write_text(text)

@@ -100,11 +100,12 @@ def test_the_commands_for_own_images_run(tmp_path: Path) -> None:
 
 def test_the_commands_for_comparing_run(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    arrays = {f"x_{part}": rng.integers(0, 256, (40, 32, 32, 3), dtype=np.uint8) for part in ("train", "test")}
-    np.savez(tmp_path / "cifar100.npz", **arrays, y_train=np.arange(40) % 4, y_test=np.arange(40) % 4)
+    x, y = rng.integers(0, 256, (80, 32, 32, 3), dtype=np.uint8), np.arange(80) % 4
+    np.savez(tmp_path / "cifar100.npz", x_train=x[:40], y_train=y[:40], x_test=x[40:], y_test=y[40:])
     found = commands("guides/research.md")
     assert [words[0] for words in found] == ["recipes", "fit", "fit", "report", "reproduce"]
     for words in found[:-1]:
         run(tmp_path, "-m", "selfcon", *small(words))
     # The plan of a whole table takes minutes on a CPU: one of its rows.
-    assert "1 run" in run(tmp_path, "-m", "selfcon", *found[-1], "--only", "method=selfcon", "--only", "model=resnet18")
+    only = [word for name in ("method=selfcon", "model=resnet18", "data=cifar100") for word in ("--only", name)]
+    assert "1 run, about" in run(tmp_path, "-m", "selfcon", *found[-1], *only)

@@ -252,7 +252,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if path.stat().st_size > _LARGEST_FILE:
         raise UsageError(f"{path} is larger than settings can be.")
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         _check_shape(path, text)
         tree = yaml.safe_load(text)
     except (UnicodeDecodeError, RecursionError) as error:

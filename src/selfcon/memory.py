@@ -14,7 +14,9 @@ def free_memory() -> int:
     with contextlib.suppress(OSError, StopIteration):
         found.append(_line_of("/proc/meminfo", "MemAvailable:"))
     with contextlib.suppress(OSError, ValueError):
-        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
+        limit, used = (
+            int(Path(f"/sys/fs/cgroup/memory.{name}").read_text(encoding="utf-8")) for name in ("max", "current")
+        )
         found.append(limit - used)
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
@@ -24,5 +26,5 @@ def free_memory() -> int:
 
 
 def _line_of(path: str, name: str) -> int:
-    lines = Path(path).read_text().splitlines()
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
     return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])

@@ -168,7 +168,7 @@ def _read_voc(folder: Path, name: str, task: Task, problems: list[str]) -> Scene
 def _parse_voc(path: Path, image: Path) -> Scene:
     if path.stat().st_size > _LARGEST_XML:
         raise DataError("it is larger than an annotation can be")
-    tree = ET.fromstring(path.read_text())  # noqa: S314 - small, and expat bounds what entities grow to
+    tree = ET.fromstring(path.read_text(encoding="utf-8"))  # noqa: S314 - small, and expat bounds what entities grow to
     size = tree.find("size")
     if size is None:
         raise DataError("it tells no size")
@@ -232,7 +232,7 @@ def _load_coco(folder: Path) -> tuple[Scenes, list[str]]:
 
 def _read_coco(path: Path, folder: Path, problems: list[str]) -> tuple[list[Scene], tuple[str, ...]]:
     try:
-        tree = json.loads(path.read_text())
+        tree = json.loads(path.read_text(encoding="utf-8"))
         categories = {int(each["id"]): str(each["name"]) for each in tree["categories"]}
         images = {int(each["id"]): each for each in tree["images"]}
         things: dict[int, list[dict[str, Any]]] = {}

@@ -127,7 +127,7 @@ def export_stages(net: MultiExitNetwork, facts: dict[str, Any], trust: Trust, fo
         "shorter_side": resize_to(size) if facts.get("streamed") else size,  # before the middle is cut out
         "classes": list(facts["classes"]),
     }
-    (folder / "stages.json").write_text(json.dumps(stages, indent=1, ensure_ascii=False) + "\n")
+    (folder / "stages.json").write_text(json.dumps(stages, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return [*files, "stages.json"]
 
 
@@ -161,7 +161,7 @@ def export_timm(net: MultiExitNetwork, facts: dict[str, Any], trust: Trust, fold
         "mean": facts["mean"],
         "std": facts["std"],
     }
-    (folder / "encoder.json").write_text(json.dumps(about, indent=1) + "\n")
+    (folder / "encoder.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     return ["encoder.safetensors", "encoder.json"]
 
 

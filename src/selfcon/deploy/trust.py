@@ -65,7 +65,7 @@ def read_trust(folder: Path, net: MultiExitNetwork) -> Trust:
     if not path.is_file():
         return Trust()
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
         if found["format"] != FORMAT:
             raise DataError(f"it is of format {found['format']}, and this version reads {FORMAT}")
         if found["model_sha256"] != hash_file(folder / "model.safetensors"):

@@ -179,7 +179,7 @@ def _plain(value: Any) -> str:
 
 @cache
 def _book() -> dict[str, Exhibit]:
-    tree = yaml.safe_load(files("selfcon.paper").joinpath("values.yaml").read_text())
+    tree = yaml.safe_load(files("selfcon.paper").joinpath("values.yaml").read_text(encoding="utf-8"))
     return {name: _exhibit(name, entry) for name, entry in tree.items()}
 
 

@@ -119,4 +119,4 @@ def _matches(where: Mapping[str, Any], data: str, network: str, method: str) -> 
 
 @cache
 def _book() -> Any:
-    return yaml.safe_load(files("selfcon.paper").joinpath("recipes.yaml").read_text())
+    return yaml.safe_load(files("selfcon.paper").joinpath("recipes.yaml").read_text(encoding="utf-8"))

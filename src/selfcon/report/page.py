@@ -75,7 +75,7 @@ def render(pages: Sequence[RunPage], *, refresh: int | None = None) -> str:
         lstrip_blocks=True,
     )
     environment.filters["number"] = _number
-    script = (files("selfcon.report") / "templates" / "report.js").read_text()
+    script = (files("selfcon.report") / "templates" / "report.js").read_text(encoding="utf-8")
     return environment.get_template("report.html").render(
         pages=pages,
         curves=[draw_curves(page.metrics) if page.metrics else None for page in pages],

@@ -69,7 +69,7 @@ def load_model(path: str | Path) -> tuple[MultiExitNetwork, dict[str, Any]]:
     if not (path / "model.json").is_file() or not (path / "model.safetensors").is_file():
         raise InputMissingError(f"{path} holds no trained model: model.json and model.safetensors are not there.")
     try:
-        facts = json.loads((path / "model.json").read_text())
+        facts = json.loads((path / "model.json").read_text(encoding="utf-8"))
         network = _check_network(path, facts["network"])
         _check_facts(facts)
         weights = (path / "model.safetensors").read_bytes()

@@ -90,7 +90,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def _read(path: Path) -> Checkpoint:
-    facts = json.loads((path / "state.json").read_text())
+    facts = json.loads((path / "state.json").read_text(encoding="utf-8"))
     if not isinstance(facts, dict):
         raise ValueError("state.json holds no facts")  # noqa: TRY004 - damage, not a mistake of a caller
     data = (path / "state.safetensors").read_bytes()

@@ -107,7 +107,7 @@ class RunFolder:
     def read_json(self, name: str) -> Any:
         """A file of the run, or None where it is not there."""
         path = self.path / name
-        return json.loads(path.read_text()) if path.is_file() else None
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
     def write_metrics(self, lines: list[dict[str, Any]]) -> None:
         """The whole of metrics.jsonl: a line an epoch."""
@@ -116,7 +116,7 @@ class RunFolder:
     def read_metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl so far."""
         path = self.path / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
 
     def _clear(self) -> None:
         """Remove what a run writes, and nothing else."""

@@ -60,7 +60,7 @@ def _wandb(folder: Path, settings: dict[str, Any]) -> Callable[[Line], None]:
 
     known = folder / "wandb-id"  # a run that is gone on with stays one run there, too
     if not known.exists():
-        known.write_text(uuid.uuid4().hex)
+        known.write_text(uuid.uuid4().hex, encoding="utf-8")
     try:
         run = wandb.init(
             project="selfcon",
@@ -68,7 +68,7 @@ def _wandb(folder: Path, settings: dict[str, Any]) -> Callable[[Line], None]:
             dir=str(folder),
             config=settings,
             resume="allow",
-            id=known.read_text().strip(),
+            id=known.read_text(encoding="utf-8").strip(),
         )
     except wandb.errors.Error as error:
         raise UsageError(f"--log wandb does not work here: {str(error).rstrip('.')}.") from error

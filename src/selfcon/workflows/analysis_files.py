@@ -53,4 +53,4 @@ def label(run: TrainedRun, run_folders: Sequence[str | Path]) -> str:
 
 def method_of(folder: str | Path) -> str:
     """The method of a run folder."""
-    return str(json.loads((Path(folder) / "model.json").read_text())["method"])
+    return str(json.loads((Path(folder) / "model.json").read_text(encoding="utf-8"))["method"])

@@ -77,13 +77,13 @@ def _write_hub(run: Path, folder: Path) -> list[str]:
         calibration=found if found.get("model_sha256") == hash_file(run / "model.safetensors") else {},
         costs=costs,
     )
-    (target / "README.md").write_text(card)
+    (target / "README.md").write_text(card, encoding="utf-8")
     return [f"{HUB}/{name}" for name in (*files, "README.md")]
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text()) if path.is_file() else {}
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except ValueError as error:
         raise DataError(f"{path} cannot be read ({error}).") from error
     if not isinstance(found, dict):

@@ -201,7 +201,7 @@ def _paper_information(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str,
 
 def _accuracy(folder: Path) -> dict[str, Any]:
     try:
-        accuracy: dict[str, Any] = json.loads((folder / "results.json").read_text())["accuracy"]
+        accuracy: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))["accuracy"]
     except FileNotFoundError:
         raise InputMissingError(f"{folder} has no results.json: its run is not finished.") from None
     except KeyError:

@@ -61,13 +61,13 @@ def _corruption(folder: Path, cell: Cell) -> float | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.is_file() else {}
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def find_costs(folders: Sequence[Path]) -> dict[Path, list[dict[str, Any]]]:
     """What `selfcon analyze cost` left in these folders, or in `analysis` below them."""
     files = [path for folder in folders for path in (*folder.glob("cost*.json"), folder / "analysis" / "cost.json")]
-    found = {path: json.loads(path.read_text()) for path in files if path.is_file()}
+    found = {path: json.loads(path.read_text(encoding="utf-8")) for path in files if path.is_file()}
     return {path: each["rows"] for path, each in found.items() if each.get("width") == 1.0}
 
 

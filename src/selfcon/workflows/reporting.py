@@ -261,7 +261,7 @@ def _read(path: Path) -> Result:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
         raise DataError(f"{path} cannot be read ({error}).") from error
     if not isinstance(found, dict):
@@ -273,6 +273,6 @@ def _read_lines(path: Path) -> list[Result]:
     if not path.is_file():
         return []
     try:
-        return [json.loads(line) for line in path.read_text().splitlines()]
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except (ValueError, OSError) as error:
         raise DataError(f"{path} cannot be read ({error}).") from error

@@ -116,7 +116,7 @@ class Measured:
 
 
 def _epochs(folder: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return [line for line in lines if line["stage"] == lines[0]["stage"]]
 
 
@@ -127,7 +127,7 @@ def find_runs(folders: Sequence[Path], data: Mapping[str, str] | None = None) ->
     for folder in folders:
         for path in sorted(folder.glob("*/results.json")):
             config = path.parent / "config.yaml"
-            result = json.loads(path.read_text())
+            result = json.loads(path.read_text(encoding="utf-8"))
             if config.is_file() and "accuracy" in result:
                 settings = make_settings(read_yaml(config))
                 runs = found.setdefault(identify(settings, names.get(settings.data)), [])

@@ -110,7 +110,7 @@ def _check_classify(modes: Sequence[str], counts: Mapping[str, int]) -> None:
 def _found_before(path: Path, result: Result) -> Result:
     """What other calls found of the same encoder and the same data."""
     try:
-        before: Result = json.loads(path.read_text())
+        before: Result = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     same = isinstance(before, dict) and all(before.get(key) == value for key, value in result.items())
@@ -299,6 +299,6 @@ def _read_imagenet_c(run: TrainedRun, root: Path, corruption: str, severity: int
 def _write(path: Path, result: Result) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{path} cannot be written ({error.strerror}).") from error
