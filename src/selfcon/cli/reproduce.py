@@ -169,7 +169,8 @@ def _plan(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"runs": rows, "seconds": total})
     else:
-        print(f"{len(rows)} run{"s" * (len(rows) != 1)}, about {as_time(total)} in all on this machine, without compiling")
+        runs = "1 run" if len(rows) == 1 else f"{len(rows)} runs"
+        print(f"{runs}, about {as_time(total)} in all on this machine, without compiling")
     return 0
 
 
