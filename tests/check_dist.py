@@ -37,9 +37,8 @@ def main() -> None:
         run(sys.executable, "-m", "venv", place / "env", cwd=place)
         python = place / "env" / "bin" / "python"
         quiet = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        locked = [
-            line.partition(" ")[0] for line in (ROOT / "requirements.lock").read_text().splitlines() if "==" in line
-        ]
+        lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+        locked = [line.rstrip(" \\") for line in lines if "==" in line]  # with what each is for: ; python_version ...
         (place / "constraints.txt").write_text("\n".join(locked) + "\n")
         run(python, *quiet, "--constraint", place / "constraints.txt", wheel, *NEEDED, cwd=place)
         said = run(place / "env" / "bin" / "selfcon", "--version", cwd=place).strip()
