@@ -12,22 +12,19 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from tests.browser.chrome import CHROMIUM, Page, browse
+from tests.deploy.serving import serving
 
 import selfcon
 
 PICTURES = ROOT / "docs" / "pictures"
 METHODS = ("ce", "supcon", "supcon-s", "selfcon", "selfcon-m")
-PORT = 8765
 _TERMINAL = """<!doctype html><meta charset="utf-8"><style>
 body {{ margin: 0; padding: 18px 22px; background: #16181d; color: #d7dae0; }}
 body {{ font: 14px/1.45 ui-monospace, "DejaVu Sans Mono", monospace; }}
@@ -37,36 +34,20 @@ pre {{ margin: 0; white-space: pre; font: inherit; }} b {{ color: #7fb8ff; font-
 def train(folder: Path) -> None:
     for method in METHODS:
         shutil.copytree(ROOT / "results" / f"cifar100-resnet18-{method}-short", folder / "five" / method)
-    selfcon.fit(data="digits", out=folder / "selfcon", device="cpu")
-    selfcon.calibrate(folder / "selfcon", device="cpu")
+    selfcon.fit(data="digits", out=folder / "run", device="cpu")
+    selfcon.calibrate(folder / "run", device="cpu")
 
 
 def speak(folder: Path) -> str:
     """What the command line says, as a page."""
     lines = []
-    for words in (["evaluate", "selfcon"], ["calibrate", "selfcon"], ["reproduce", "show", "T1"]):
+    for words in (["evaluate", "run"], ["calibrate", "run"], ["reproduce", "show", "T1"]):
         done = subprocess.run(
             [sys.executable, "-m", "selfcon", *words], cwd=folder, capture_output=True, text=True, check=True
         )
         shown = done.stdout.rstrip().splitlines()[:16]
         lines += [f"<b>$ selfcon {html.escape(' '.join(words))}</b>", *map(html.escape, shown), ""]
     return _TERMINAL.format("\n".join(lines))
-
-
-@contextmanager
-def serving(folder: Path) -> Any:
-    words = [sys.executable, "-m", "selfcon", "serve", str(folder), "--port", str(PORT), "--device", "cpu"]
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        for _ in range(120):
-            with suppress(OSError):
-                urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=1).close()
-                break
-            time.sleep(0.5)
-        yield f"http://127.0.0.1:{PORT}"
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 def shoot(page: Page, url: str, name: str, *, width: int, height: int, dark: bool = False, ready: str = "true") -> None:
@@ -89,7 +70,7 @@ def main() -> None:
         compared = selfcon.write_report(
             [folder / "five" / method for method in METHODS], out=folder / "compare.html"
         ).as_uri()
-        single = selfcon.write_report([folder / "selfcon"]).as_uri()
+        single = selfcon.write_report([folder / "run"]).as_uri()
         (folder / "terminal.html").write_text(speak(folder))
         with browse(folder / "profile") as page:
             shoot(page, compared, "report-five", width=1200, height=900)
@@ -97,7 +78,8 @@ def main() -> None:
             shoot(page, single, "report-one", width=1200, height=1500)
             shoot(page, (folder / "terminal.html").as_uri(), "terminal", width=1100, height=640)
             shoot(page, (ROOT / "build" / "site" / "index.html").as_uri(), "site", width=1200, height=800)
-            with serving(folder / "selfcon") as url:
+            with serving(folder) as (port, _):
+                url = f"http://127.0.0.1:{port}"
                 ready = "document.querySelectorAll('#neighbours img').length === 8"
                 shoot(page, f"{url}/#test/3", "served", width=1200, height=1000, ready=ready)
                 shoot(page, f"{url}/#test/3", "served-phone", width=390, height=800, dark=True, ready=ready)

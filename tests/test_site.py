@@ -50,7 +50,9 @@ def test_a_link_that_leads_nowhere_is_an_error(tmp_path: Path, monkeypatch: pyte
         maker.gather()
 
 
-@pytest.mark.skipif(shutil.which("zensical", path=str(Path(sys.executable).parent)) is None, reason="no zensical")
+@pytest.mark.skipif(
+    shutil.which("zensical", path=str(Path(sys.executable).parent)) is None, reason="the extra [docs] is not installed"
+)
 def test_the_site_builds(tmp_path: Path) -> None:
     for name in ("docs", "results", "src"):
         shutil.copytree(ROOT / name, tmp_path / name)
