@@ -112,7 +112,7 @@ def _advise(task: Task, sides: Sequence[int]) -> list[str]:
         epochs = -(-settings.epochs * _FEW_UPDATES // max(1, stage_steps))
         advice.append(
             f"{stage_steps:,} updates are few for a contrastive loss: --epochs {epochs}, or a smaller batch; or "
-            f"`selfcon train --method selfcon-1stage`, which trains classifiers along with the contrast and has exits, too."
+            f"`selfcon train --method selfcon-1stage`, which trains classifiers with the contrast and has exits, too."
         )
     if settings.val_fraction == 0 and task.source.val is None:
         advice.append("Nothing is held out: --val-fraction 0.1 leaves something to calibrate on, and to choose by.")
