@@ -117,6 +117,14 @@ def test_other_networks(name: str, tmp_path: Path) -> None:
     assert write(net, facts, Trust(), tmp_path)[0].endswith(".onnx")  # compared there
 
 
+def test_a_stage_between_two_exits(tmp_path: Path) -> None:
+    exits = [selfcon.Exit(1), selfcon.Exit(2), selfcon.Exit(3)]
+    net = selfcon.create_model("resnet18", exits=exits, image_size=32, width=0.125, num_classes=3).eval()
+    facts = {"mean": [0.5] * 3, "std": [0.2] * 3, "image_size": 32, "classes": ["a", "b", "c"]}
+    files = export_stages(net, facts, Trust(), tmp_path)  # compared there
+    assert files == ["stage-1.onnx", "stage-2.onnx", "stage-3.onnx", "stage-4.onnx", "stages.json"]
+
+
 def test_what_does_not_run_stage_by_stage_is_exported_whole(tmp_path: Path) -> None:
     data = write_stripes(tmp_path / "stripes.npz", train=32)
     small: Any = {"model": "vit_tiny_patch16_224", "exits": "none", "stem": "large", "device": "cpu"}

@@ -103,7 +103,7 @@ def export_stages(net: MultiExitNetwork, facts: dict[str, Any], trust: Trust, fo
         last = number == len(segments)
         step = _Step(segment, _Look(facts) if number == 1 else None, last=last).eval()
         name = f"stage-{number}.onnx"
-        outputs = ["logits"] if last else ["map", "logits"]
+        outputs = ["logits"] if last else ["next_map", "logits"]
         _write_onnx(step, x, folder / name, ["images" if number == 1 else "map"], outputs)
         run = _open_onnx(folder / name)
         with torch.no_grad():
