@@ -1,0 +1,385 @@
+"""The kernels of `contrast_triton`: a program goes through all columns for its rows, so nothing is added in a race.
+
+Products are of float16 with sums in float32, at the full rate of the matrix units. Features of unit length keep in
+float16 the digits they keep in TF32, and what rounding does to their length is divided out again: the gradient lives on
+small differences between positives, and lengths that vary by 1e-4 would be most of its error.
+
+Exponents are to the base 2.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_LARGEST_WEIGHT = tl.constexpr(8192.0)  # in float16: four of them fit, and what is 1e-8 of them still has digits
+_LOG2E = tl.constexpr(1.4426950408889634)
+_LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def _split(z, place, there, d, DIMENSION: tl.constexpr):
+    """Features in float16, and what rounding took times 2048."""
+    exact = tl.load(
+        z + place[:, None] * DIMENSION + d[None, :], mask=there[:, None] & (d < DIMENSION)[None, :], other=0.0
+    )
+    rounded = exact.to(tl.float16)
+    return rounded, ((exact - rounded.to(tl.float32)) * 2048).to(tl.float16)
+
+
+@triton.jit(do_not_specialize=["count"])
+def pack(
+    z, groups, exits, order, found, begins, ends, features, scales, kinds, count,
+    DIMENSION: tl.constexpr, WIDE: tl.constexpr, COUNTING: tl.constexpr, ROWS: tl.constexpr, OTHERS: tl.constexpr,
+):  # fmt: skip
+    """Bring features to their places; when counting, find those first."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = row < count
+    if COUNTING:
+        place = row.to(tl.int64)
+        mine = tl.load(groups + row, mask=there, other=0)
+        below = tl.zeros((ROWS,), tl.int32)
+        before = tl.zeros((ROWS,), tl.int32)
+        alike = tl.zeros((ROWS,), tl.int32)
+        for start in range(0, count, OTHERS):
+            other = start + tl.arange(0, OTHERS)
+            inside = (other < count)[None, :]
+            theirs = tl.load(groups + other, mask=other < count, other=0)
+            same = (theirs[None, :] == mine[:, None]) & inside
+            below += tl.sum(((theirs[None, :] < mine[:, None]) & inside).to(tl.int32), axis=1)
+            before += tl.sum((same & (other[None, :] < row[:, None])).to(tl.int32), axis=1)
+            alike += tl.sum(same.to(tl.int32), axis=1)
+        target = (below + before).to(tl.int64)
+        tl.store(order + target, place, mask=there)
+        tl.store(found + target, mine, mask=there)
+        tl.store(begins + target, below.to(tl.int64), mask=there)
+        tl.store(ends + target, (below + alike).to(tl.int64), mask=there)
+    else:
+        target = row.to(tl.int64)
+        place = tl.load(order + row, mask=there, other=0)
+    d = tl.arange(0, WIDE)
+    values, _ = _split(z, place, there, d, DIMENSION)
+    tl.store(features + target[:, None] * WIDE + d[None, :], values, mask=there[:, None])
+    squares = tl.sum(values.to(tl.float32) * values.to(tl.float32), axis=1)
+    tl.store(scales + target, tl.where(squares == 0.0, 1.0, tl.rsqrt(squares)), mask=there)
+    tl.store(kinds + target, (tl.load(exits + place, mask=there, other=0) > 0).to(tl.int32), mask=there)
+
+
+@triton.jit
+def _largest_weight(largest):
+    """The factor that brings weights to where float16 has its digits."""
+    return _LARGEST_WEIGHT / tl.maximum(tl.load(largest), 1e-30, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit(do_not_specialize=["first", "stop", "count", "terms"])
+def arrange(
+    order, log_denominator, pull, push, largest, tau, forces, first, stop, count, terms,
+    STABLE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Pull, push and log of the denominator by place; where that is stable, pull is already over the denominator."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    term = tl.program_id(1)
+    there = row < count
+    place = tl.load(order + row, mask=there, other=0)
+    # Rows of other processes are anchors there, and have no share here.
+    own = there & (place >= first) & (place < stop)
+    source = term * (stop - first) + place - first
+    logs = tl.load(log_denominator + source, mask=own, other=float("inf"))
+    scale = _largest_weight(largest)
+    pulled = tl.load(pull + source, mask=own, other=0.0) * scale
+    if STABLE:
+        pulled = pulled * tl.exp(1.0 / tl.load(tau) - logs)
+    target = forces + term * count + row
+    tl.store(target, pulled, mask=there)
+    tl.store(target + terms * count, tl.load(push + source, mask=own, other=0.0) * scale, mask=there)
+    tl.store(target + 2 * terms * count, logs, mask=there)
+
+
+@triton.jit
+def _count_tiles(begin, end, features, COLUMNS: tl.constexpr):
+    """Tiles of columns: where those begin and end that may hold the rows' groups, full ones, plain ones, others."""
+    first = begin // COLUMNS
+    behind = tl.cdiv(end, COLUMNS)
+    full = features // COLUMNS
+    plain = first + tl.maximum(full - behind, 0)
+    return first, behind, full, plain, tl.cdiv(features, COLUMNS) - plain
+
+
+@triton.jit
+def _plain_tile(number, first, behind):
+    """Where the tile stands that is this one among those with negatives only."""
+    return tl.where(number < first, number, number - first + behind)
+
+
+@triton.jit
+def _mixed_tile(number, first, behind, full):
+    """Where the tile stands that is this one among the others: the rows' groups, then a last one that is not full."""
+    return tl.where(number < behind - first, number + first, full)
+
+
+@triton.jit
+def _cosines(h_row, rest_row, h_column, rest_column):
+    """Of the features as they were before rounding."""
+    finer = tl.dot(h_row, tl.trans(rest_column), tl.dot(rest_row, tl.trans(h_column)))
+    return tl.dot(h_row, tl.trans(h_column)) + finer * (1 / 2048)
+
+
+@triton.jit
+def _member(kind, BITS: tl.constexpr):
+    """Whether a feature of this kind is in a set."""
+    return ((BITS >> kind) & 1) == 1
+
+
+@triton.jit
+def _add(total, largest, exponents, STABLE: tl.constexpr):
+    """A tile's share of the denominators: as sums of powers, beside a running maximum where that is needed."""
+    if STABLE:
+        total += tl.sum(tl.exp2(exponents), axis=1)
+    else:
+        new = tl.maximum(largest, tl.max(exponents, axis=1))
+        anchor = tl.where(new == float("-inf"), 0.0, new)  # nothing yet
+        total = total * tl.exp2(largest - anchor) + tl.sum(tl.exp2(exponents - anchor[:, None]), axis=1)
+        largest = new
+    return total, largest
+
+
+@triton.jit
+def _add_mixed(total, largest, pulled, count, cosines, exponents, same, other, kind,
+               POSITIVES: tl.constexpr, NEGATIVES: tl.constexpr, STABLE: tl.constexpr):  # fmt: skip
+    positive = same & _member(kind, POSITIVES)[None, :]
+    within = positive | (other & _member(kind, NEGATIVES)[None, :])
+    total, largest = _add(total, largest, tl.where(within, exponents, float("-inf")), STABLE)
+    pulled += tl.sum(tl.where(positive, cosines, 0.0), axis=1)
+    count += tl.sum(positive.to(tl.int32), axis=1)
+    return total, largest, pulled, count
+
+
+@triton.jit
+def _add_plain(total, largest, exponents, columns, kinds, NEGATIVES: tl.constexpr, STABLE: tl.constexpr):
+    if NEGATIVES != 3:
+        member = _member(tl.load(kinds + columns), NEGATIVES)
+        exponents = tl.where(member[None, :], exponents, float("-inf"))
+    return _add(total, largest, exponents, STABLE)
+
+
+@triton.jit(do_not_specialize=["first", "rows", "features"])
+def statistics(
+    z, row_features, row_scales, row_groups, row_order,
+    features_of, scales, groups, kinds, order,
+    begins, ends, tau, log_denominator, attraction, positives, first, rows, features,
+    DIMENSION: tl.constexpr, WIDE: tl.constexpr,
+    POSITIVES_0: tl.constexpr, NEGATIVES_0: tl.constexpr, POSITIVES_1: tl.constexpr, NEGATIVES_1: tl.constexpr,
+    TERMS: tl.constexpr, STABLE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    row = block * ROWS + tl.arange(0, ROWS)
+    there = row < rows
+    d = tl.arange(0, WIDE)
+    h_row = tl.load(row_features + row.to(tl.int64)[:, None] * WIDE + d[None, :], mask=there[:, None], other=0.0)
+    place = tl.load(row_order + row, mask=there, other=0)
+    over_tau = _LOG2E / tl.load(tau)
+    shift = 0.0
+    if STABLE:
+        shift = over_tau
+    factor = tl.load(row_scales + row, mask=there, other=0.0) * over_tau
+    last = tl.minimum(block * ROWS + ROWS, rows) - 1
+    begin, behind, full, plain, mixed = _count_tiles(
+        tl.load(begins + block * ROWS), tl.load(ends + last), features, COLUMNS
+    )
+
+    total_0 = tl.zeros((ROWS,), tl.float32)
+    largest_0 = tl.full((ROWS,), float("-inf"), tl.float32)
+    pulled_0 = tl.zeros((ROWS,), tl.float32)
+    count_0 = tl.zeros((ROWS,), tl.int32)
+    total_1 = tl.zeros((ROWS,), tl.float32)
+    largest_1 = tl.full((ROWS,), float("-inf"), tl.float32)
+    pulled_1 = tl.zeros((ROWS,), tl.float32)
+    count_1 = tl.zeros((ROWS,), tl.int32)
+
+    for number in range(plain):
+        column = _plain_tile(number, begin, behind) * COLUMNS + tl.arange(0, COLUMNS)
+        h_column = tl.load(features_of + column.to(tl.int64)[None, :] * WIDE + d[:, None])
+        products = tl.dot(h_row, h_column) * tl.load(scales + column)[None, :]
+        exponents = products * factor[:, None] - shift
+        total_0, largest_0 = _add_plain(total_0, largest_0, exponents, column, kinds, NEGATIVES_0, STABLE)
+        if TERMS == 2:
+            total_1, largest_1 = _add_plain(total_1, largest_1, exponents, column, kinds, NEGATIVES_1, STABLE)
+
+    # Errors of many negatives level out; those of the few positives would be seen in the loss.
+    group_row = tl.load(row_groups + row, mask=there, other=0)
+    h_row, rest_row = _split(z, place, there, d, DIMENSION)
+    for number in tl.range(0, mixed, num_stages=1):
+        column = _mixed_tile(number, begin, behind, full) * COLUMNS + tl.arange(0, COLUMNS)
+        inside = column < features
+        place_column = tl.load(order + column, mask=inside, other=0)
+        h_column, rest_column = _split(z, place_column, inside, d, DIMENSION)
+        cosines = _cosines(h_row, rest_row, h_column, rest_column)
+        exponents = cosines * over_tau - shift
+        group = tl.load(groups + column, mask=inside, other=0)
+        kind = tl.load(kinds + column, mask=inside, other=0)
+        apart = place[:, None] != place_column[None, :]
+        same = (group_row[:, None] == group[None, :]) & inside[None, :] & apart
+        other = (group_row[:, None] != group[None, :]) & inside[None, :]
+        total_0, largest_0, pulled_0, count_0 = _add_mixed(
+            total_0, largest_0, pulled_0, count_0, cosines, exponents, same, other, kind,
+            POSITIVES_0, NEGATIVES_0, STABLE,
+        )  # fmt: skip
+        if TERMS == 2:
+            total_1, largest_1, pulled_1, count_1 = _add_mixed(
+                total_1, largest_1, pulled_1, count_1, cosines, exponents, same, other, kind,
+                POSITIVES_1, NEGATIVES_1, STABLE,
+            )  # fmt: skip
+
+    target = place - first
+    if STABLE:
+        largest_0 = tl.zeros((ROWS,), tl.float32) + over_tau
+        largest_1 = largest_0
+    tl.store(log_denominator + target, (largest_0 + tl.log2(total_0)) * _LN2, mask=there)
+    tl.store(attraction + target, pulled_0, mask=there)
+    tl.store(positives + target, count_0.to(tl.int64), mask=there)
+    if TERMS == 2:
+        tl.store(log_denominator + rows + target, (largest_1 + tl.log2(total_1)) * _LN2, mask=there)
+        tl.store(attraction + rows + target, pulled_1, mask=there)
+        tl.store(positives + rows + target, count_1.to(tl.int64), mask=there)
+
+
+@triton.jit
+def _shares(exponents, pull_row, pull_column, log_row, log_column, within, within_back, STABLE: tl.constexpr):
+    """What pairs get of the pulls of row and column. `exponents` are the powers where row and column share them."""
+    if STABLE:
+        both = tl.where(within, pull_row[:, None], 0.0) + tl.where(within_back, pull_column[None, :], 0.0)
+        shares = exponents * both
+    else:
+        # Within a denominator no exponent is above 0; elsewhere it may be, and does not count.
+        mine = tl.exp2(tl.minimum(exponents - log_row[:, None], 0.0))
+        theirs = tl.exp2(tl.minimum(exponents - log_column[None, :], 0.0))
+        shares = tl.where(within, mine * pull_row[:, None], 0.0)
+        shares += tl.where(within_back, theirs * pull_column[None, :], 0.0)
+    return shares
+
+
+@triton.jit
+def _weigh_plain(exponents, pull_row, log_row, pull, log_denominator, column, kind_row, kinds,
+                 NEGATIVES: tl.constexpr, STABLE: tl.constexpr):  # fmt: skip
+    """What one term adds to G + G' where all pairs are negatives."""
+    pull_column = tl.load(pull + column)
+    if NEGATIVES == 3:
+        if STABLE:
+            weights = exponents * (pull_row[:, None] + pull_column[None, :])
+        else:
+            log_column = tl.load(log_denominator + column) * _LOG2E
+            weights = tl.exp2(exponents - log_row[:, None]) * pull_row[:, None]
+            weights += tl.exp2(exponents - log_column[None, :]) * pull_column[None, :]
+    else:
+        log_column = tl.load(log_denominator + column) * _LOG2E
+        within = _member(tl.load(kinds + column), NEGATIVES)[None, :]
+        within_back = _member(kind_row, NEGATIVES)[:, None]
+        weights = _shares(exponents, pull_row, pull_column, log_row, log_column, within, within_back, STABLE)
+    return weights
+
+
+@triton.jit
+def _weigh_mixed(exponents, pull_row, push_row, log_row, pull, push, log_denominator, column, inside,
+                 same, other, kind_row, kind,
+                 POSITIVES: tl.constexpr, NEGATIVES: tl.constexpr, STABLE: tl.constexpr):  # fmt: skip
+    """What one term adds to G + G'."""
+    pull_column = tl.load(pull + column, mask=inside, other=0.0)
+    push_column = tl.load(push + column, mask=inside, other=0.0)
+    log_column = tl.load(log_denominator + column, mask=inside, other=float("inf")) * _LOG2E
+    positive = same & _member(kind, POSITIVES)[None, :]
+    within = positive | (other & _member(kind, NEGATIVES)[None, :])
+    positive_back = same & _member(kind_row, POSITIVES)[:, None]
+    within_back = positive_back | (other & _member(kind_row, NEGATIVES)[:, None])
+    weights = _shares(exponents, pull_row, pull_column, log_row, log_column, within, within_back, STABLE)
+    weights -= tl.where(positive, push_row[:, None], 0.0) + tl.where(positive_back, push_column[None, :], 0.0)
+    return weights
+
+
+@triton.jit(do_not_specialize=["rows", "features"])
+def gradient(
+    z, row_features, row_scales, row_groups, row_kinds, row_order, begins, ends, row_forces,
+    features_of, scales, groups, kinds, order, forces,
+    tau, largest, gradient, rows, features,
+    DIMENSION: tl.constexpr, WIDE: tl.constexpr,
+    POSITIVES_0: tl.constexpr, NEGATIVES_0: tl.constexpr, POSITIVES_1: tl.constexpr, NEGATIVES_1: tl.constexpr,
+    TERMS: tl.constexpr, STABLE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    row = block * ROWS + tl.arange(0, ROWS)
+    there = row < rows
+    d = tl.arange(0, WIDE)
+    h_row = tl.load(row_features + row.to(tl.int64)[:, None] * WIDE + d[None, :], mask=there[:, None], other=0.0)
+    kind_row = tl.load(row_kinds + row, mask=there, other=0)
+    over_tau = _LOG2E / tl.load(tau)
+    shift = 0.0
+    if STABLE:
+        shift = over_tau
+    factor = tl.load(row_scales + row, mask=there, other=0.0) * over_tau
+    last = tl.minimum(block * ROWS + ROWS, rows) - 1
+    begin, behind, full, plain, mixed = _count_tiles(
+        tl.load(begins + block * ROWS), tl.load(ends + last), features, COLUMNS
+    )
+    pull = forces
+    push = forces + TERMS * features
+    log_denominator = push + TERMS * features
+    pull_row_0 = tl.load(row_forces + row, mask=there, other=0.0)
+    push_row_0 = tl.load(row_forces + TERMS * rows + row, mask=there, other=0.0)
+    log_row_0 = tl.load(row_forces + 2 * TERMS * rows + row, mask=there, other=float("inf")) * _LOG2E
+    pull_row_1 = pull_row_0
+    push_row_1 = push_row_0
+    log_row_1 = log_row_0
+    if TERMS == 2:
+        pull_row_1 = tl.load(row_forces + rows + row, mask=there, other=0.0)
+        push_row_1 = tl.load(row_forces + 3 * rows + row, mask=there, other=0.0)
+        log_row_1 = tl.load(row_forces + 5 * rows + row, mask=there, other=float("inf")) * _LOG2E
+    sums = tl.zeros((ROWS, WIDE), tl.float32)
+
+    for number in range(plain):
+        column = _plain_tile(number, begin, behind) * COLUMNS + tl.arange(0, COLUMNS)
+        h_column = tl.load(features_of + column.to(tl.int64)[:, None] * WIDE + d[None, :])
+        products = tl.dot(h_row, tl.trans(h_column)) * tl.load(scales + column)[None, :]
+        exponents = products * factor[:, None] - shift
+        if STABLE:
+            exponents = tl.exp2(exponents)
+        weights = _weigh_plain(
+            exponents, pull_row_0, log_row_0, pull, log_denominator, column, kind_row, kinds, NEGATIVES_0, STABLE
+        )
+        if TERMS == 2:
+            weights += _weigh_plain(
+                exponents, pull_row_1, log_row_1, pull + features, log_denominator + features, column, kind_row, kinds,
+                NEGATIVES_1, STABLE,
+            )  # fmt: skip
+        sums = tl.dot(weights.to(tl.float16), h_column, sums)
+
+    group_row = tl.load(row_groups + row, mask=there, other=0)
+    place = tl.load(row_order + row, mask=there, other=0)
+    h_row, rest_row = _split(z, place, there, d, DIMENSION)
+    for number in tl.range(0, mixed, num_stages=1):
+        column = _mixed_tile(number, begin, behind, full) * COLUMNS + tl.arange(0, COLUMNS)
+        inside = column < features
+        place_column = tl.load(order + column, mask=inside, other=0)
+        h_column, rest_column = _split(z, place_column, inside, d, DIMENSION)
+        exponents = _cosines(h_row, rest_row, h_column, rest_column) * over_tau - shift
+        if STABLE:
+            exponents = tl.exp2(exponents)
+        group = tl.load(groups + column, mask=inside, other=0)
+        kind = tl.load(kinds + column, mask=inside, other=0)
+        both = there[:, None] & inside[None, :]
+        other = (group_row[:, None] != group[None, :]) & both
+        same = (group_row[:, None] == group[None, :]) & both & (place[:, None] != place_column[None, :])
+        weights = _weigh_mixed(
+            exponents, pull_row_0, push_row_0, log_row_0, pull, push, log_denominator, column, inside,
+            same, other, kind_row, kind, POSITIVES_0, NEGATIVES_0, STABLE,
+        )  # fmt: skip
+        if TERMS == 2:
+            weights += _weigh_mixed(
+                exponents, pull_row_1, push_row_1, log_row_1, pull + features, push + features,
+                log_denominator + features, column, inside,
+                same, other, kind_row, kind, POSITIVES_1, NEGATIVES_1, STABLE,
+            )  # fmt: skip
+        sums = tl.dot(weights.to(tl.float16), h_column, sums)
+
+    target = gradient + place[:, None] * DIMENSION + d[None, :]
+    tl.store(
+        target, sums * (over_tau * _LN2 / _largest_weight(largest)), mask=there[:, None] & (d < DIMENSION)[None, :]
+    )
