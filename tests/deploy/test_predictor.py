@@ -287,6 +287,7 @@ def test_a_rule_as_good_as_the_backbone_alone(place: Path, tmp_path: Path) -> No
     assert early["target"] == {"as_good_as": "backbone"}
     assert chosen["accuracy"] >= min(held, max(point["accuracy"] for point in kept["curve"]))
     assert all(point["accuracy"] < held for point in cheaper)
+    assert early["alone"]["exit2"]["cost"] < early["alone"]["backbone"]["cost"] < 1 == early["alone"]["ensemble"]["cost"]
     with pytest.raises(UsageError, match="exit9"):
         selfcon.calibrate(tmp_path / "run", as_good_as="exit9", device="cpu")
     with pytest.raises(UsageError, match="one of --within"):

@@ -70,6 +70,7 @@ class Predictor:
         self.classes: list[str] = list(facts["classes"])
         self.trust, self.device, self.facts = trust, device, facts
         self.eye = Eye.of(facts, device)
+        self.net.projections.clear()  # heads of the training, which no answer goes through
         fuse_normalisation(self.net)
         # Faster in forwards on a CPU, too, which is not where the trouble of `training.loop.memory_format` is.
         self.net = self.net.to(memory_format=torch.channels_last)

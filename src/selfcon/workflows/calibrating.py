@@ -5,6 +5,7 @@ Everything is chosen on held-out images and told of others.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
@@ -112,7 +113,7 @@ def calibrate(
         "strangers": strangers,
     }
     if can_leave:
-        kept["early_exit"] = work.fitrule_of(result, pictures, criterion, target or {"within": 1.0}, batch_size)
+        kept["early_exit"] = work.fit_rule(result, pictures, criterion, target or {"within": 1.0}, batch_size)
     if most_wrong is not None:
         kept |= work.fit_silence(result, most_wrong, kept.get("early_exit"))
     _store(run.path, kept, foreign.tensors)
@@ -253,7 +254,7 @@ class _Calibration:
             stays = stays & ~leaves
         return found
 
-    def fitrule_of(
+    def fit_rule(
         self,
         result: Result,
         pictures: dict[str, Picture],
@@ -339,7 +340,8 @@ class _Calibration:
                 x = segment.eval()(x)[0]
         total = sum(spent)
         cumulated = [sum(spent[: number + 1]) / total for number in range(len(spent))]
-        net, image = self.run.net, zero_image(self.run.net, self.run.size)
+        net, image = copy.deepcopy(self.run.net), zero_image(self.run.net, self.run.size)
+        net.projections.clear()  # heads of the training, which no answer goes through
         alone = {name: count_multiply_adds(_Upto(net, name), image) / total for name in self.order}
         return cumulated, {**alone, ENSEMBLE: 1.0}, total
 
