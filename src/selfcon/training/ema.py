@@ -1,11 +1,11 @@
-"""An exponential moving average of a module's weights; its buffers are the newest."""
+"""An exponential moving average of a module: its weights, and the statistics that belong to them."""
 
 from __future__ import annotations
 
 import copy
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 class Average:
@@ -17,9 +17,11 @@ class Average:
 
     @torch.no_grad()
     def update(self, module: nn.Module) -> None:
-        """Take one step towards the module."""
-        ours: list[Tensor] = list(self.module.parameters())
-        theirs: list[Tensor] = list(module.parameters())
-        torch._foreach_lerp_(ours, theirs, 1 - self.decay)
-        for mine, newest in zip(self.module.buffers(), module.buffers(), strict=True):
-            mine.copy_(newest)
+        """Take one step towards the module; counters become the newest."""
+        ours, theirs = ([*each.parameters(), *each.buffers()] for each in (self.module, module))
+        pairs = list(zip(ours, theirs, strict=True))
+        smooth = [pair for pair in pairs if pair[0].is_floating_point()]
+        torch._foreach_lerp_([mine for mine, _ in smooth], [newest for _, newest in smooth], 1 - self.decay)
+        for mine, newest in pairs:
+            if not mine.is_floating_point():
+                mine.copy_(newest)
