@@ -50,9 +50,9 @@ class Stages:
 
 
 def read(path: str, size: int, shorter_side: int) -> np.ndarray:
-    """The middle of an image, after its shorter side was brought to a length."""
+    """The middle of an image, after its shorter side was brought to a length; one of just that size is seen whole."""
     image = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
-    scale = shorter_side / min(image.size)
+    scale = (size if image.size == (size, size) else shorter_side) / min(image.size)
     image = image.resize([max(size, round(side * scale)) for side in image.size], Image.Resampling.BILINEAR)
     left, top = ((side - size) // 2 for side in image.size)
     pixels = np.asarray(image.crop((left, top, left + size, top + size)), np.float32)

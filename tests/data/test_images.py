@@ -77,6 +77,13 @@ def test_exif_orientation_is_respected(picture: Image.Image, tmp_path: Path, ori
     assert np.array_equal(pixels, turns[orientation])
 
 
+def test_an_orientation_in_xmp_is_respected(picture: Image.Image, tmp_path: Path) -> None:
+    packet = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    picture.save(tmp_path / "x.jpg", xmp=packet, quality=95)
+    picture.save(tmp_path / "plain.jpg", quality=95)
+    assert read_image(tmp_path / "x.jpg").shape[:2] == read_image(tmp_path / "plain.jpg").shape[1::-1]
+
+
 def test_unreadable_exif_is_ignored_and_told(picture: Image.Image, tmp_path: Path) -> None:
     path = tmp_path / "x.jpg"
     header = b"Exif\x00\x00MM\x00*\x00\x00\x00\x08"

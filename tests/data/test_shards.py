@@ -6,6 +6,7 @@ import io
 import os
 import resource
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from PIL import Image
 
 import selfcon.data
 from selfcon.data.resident import make_resident
-from selfcon.data.source import Source
+from selfcon.data.source import ArrayImages, Source
 from selfcon.errors import BadImageError, DataError, InputMissingError, SelfconWarning, UsageError
 
 
@@ -192,6 +193,21 @@ def test_long_names_odd_members_and_many_files(tmp_path: Path) -> None:
     (tmp_path / "train-000005.tar").write_bytes(b"")
     with pytest.raises(DataError, match="cut off at byte"):
         source.train[5]
+
+
+def test_a_changed_image_is_noticed_without_reading_it(tmp_path: Path) -> None:
+    digits = selfcon.data.load("digits")
+    assert isinstance(digits.train, ArrayImages)
+    pixels = digits.train.as_array()[:150].copy()
+    found = []
+    for name in ("before", "after"):
+        train = ArrayImages(pixels, digits.train.labels[:150], "digits", may_flip=False)
+        folder = selfcon.data.write_shards(replace(digits, train=train), tmp_path / name, 300)
+        read = selfcon.data.load(folder).train
+        found.append(read.list_files(range(len(read))))
+        pixels[70] = np.random.default_rng(0).integers(0, 256, pixels[70].shape)
+    assert len(found[0]) == len(found[1])
+    assert found[0] != found[1]
 
 
 def test_a_pipe_is_no_tar_file(tmp_path: Path) -> None:

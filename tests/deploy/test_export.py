@@ -19,8 +19,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import selfcon
+from selfcon.deploy import export as export_module
 from selfcon.deploy.export import export_onnx, export_stages
 from selfcon.deploy.trust import Trust
+from selfcon.errors import SelfconError, StorageError
 from selfcon.evaluation.early_exit import Rule
 from selfcon.training.artifact import load_model
 from tests.cli.calling import call
@@ -89,6 +91,7 @@ def test_the_encoder_is_timms(place: Path) -> None:
     net, _ = load_model(place / "run")
     about = json.loads((place / "out" / "encoder.json").read_text())
     assert (about["architecture"], about["width"], about["num_features"]) == ("resnet18", 0.125, net.width)
+    assert (about["norm"], about["options"]) == ("batch", {})
     state = load_file(place / "out" / "encoder.safetensors")
     names = set(timm.create_model("resnet18", num_classes=0).state_dict())
     assert set(state) == names
@@ -143,6 +146,28 @@ def test_mistakes(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ):
         done = call("export", *words, cwd=tmp_path)
         assert (done.returncode, sentence in done.stderr) == (code, True), done.stderr
+    hub = tmp_path / "mine" / "hub"
+    hub.mkdir(parents=True)
+    (hub / "thesis.txt").write_text("years of work")
+    done = call("export", place / "run", "--formats", "hub", "--out", tmp_path / "mine", cwd=tmp_path)
+    assert (done.returncode, "holds thesis.txt" in done.stderr) == (64, True), done.stderr
+    assert [path.name for path in hub.iterdir()] == ["thesis.txt"]
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(torch.onnx, "export", fail)
+        with pytest.raises(StorageError, match="No space left"):
+            selfcon.export(place / "run", formats=["onnx"], out=tmp_path / "full")
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "model.onnx").write_text("an older one")
+    with monkeypatch.context() as odd:
+        odd.setattr(export_module, "TOLERANCE", -1.0)
+        with pytest.raises(SelfconError, match="other answers"):
+            selfcon.export(place / "run", formats=["onnx"], out=tmp_path / "kept")
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["model.onnx"]
+    assert (tmp_path / "kept" / "model.onnx").read_text() == "an older one"
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     done = call("export", place / "run", "--formats", "onnx", "--out", tmp_path / "x", cwd=tmp_path)
     assert done.returncode == 64

@@ -203,9 +203,12 @@ def test_unknown_is_said_below_the_threshold_and_of_strangers(place: Path, model
             if each.probabilities[0] < model.trust.silence[leave]:
                 assert each.unknown
                 assert each.label == "unknown"
-    for each in model.predict(in_order(place), exit="early"):
-        if each.probabilities[0] < model.trust.silence_early[each.exit]:
-            assert each.unknown
+    for budget in (None, 1.0, model.trust.curve[0].cost):  # and each rule, too
+        thresholds = model.trust.rule_for(budget).thresholds
+        assert isinstance(thresholds, tuple)
+        for each in model.predict(in_order(place), exit="early", budget=budget):
+            if each.probabilities[0] < model.trust.silence_early[thresholds][each.exit]:
+                assert each.unknown
     noise = np.random.default_rng(0).integers(0, 256, (20, 16, 16, 3), dtype=np.uint8)
     strange = [each.strangeness or 0 for each in model.predict(list(noise))]
     known = [each.strangeness or 0 for each in model.predict(in_order(place))]
@@ -223,6 +226,7 @@ def test_folders_that_were_changed(place: Path, tmp_path: Path) -> None:
         ({"temperatures": 3}, "cannot be used"),
         ({"temperatures": {"ensemble": 0}}, "not above 0"),
         ({"temperatures": {"ensemble": float("nan")}}, "no number"),
+        ({"temperatures": {"ensemble": 10**400}}, "cannot be used"),
         ({"silence": {"ensemble": float("nan")}}, "no number"),
         ({"early_exit": {**trust["early_exit"], "curve": []}}, "curve is empty"),
         ({"early_exit": {**trust["early_exit"], "thresholds": ["x"]}}, "cannot be used"),

@@ -93,6 +93,8 @@ def test_how_sure_an_answer_is() -> None:
         assert float(sureness([unsure], criterion)) == pytest.approx(
             1 / 3 if criterion == "confidence" else 0, abs=1e-6
         )
+    for classes in range(2, 40):  # whose logarithms do not round alike
+        assert 0 <= float(sureness([torch.full((1, classes), 1 / classes)], "entropy")) < 1e-5
     assert float(sureness([sure], "agreement")) == 0  # nobody to agree with
     assert float(sureness([unsure, sure], "agreement")) == pytest.approx(1 / 3)
     with pytest.raises(UsageError, match="did you mean 'margin'"):
@@ -111,6 +113,14 @@ def test_a_rule_by_hand() -> None:
     assert point.shares == pytest.approx((2 / 3, 1 / 3))
     assert point.accuracy == pytest.approx(100 * 2 / 3)  # the third left with a wrong answer
     assert point.cost == pytest.approx((0.4 + 0.4 + 1.0) / 3)
+
+
+def test_accuracy_is_a_whole_number_of_answers() -> None:
+    """2 right early and 7 late of 10 are 90 percent, not a rounding below it."""
+    first = torch.tensor([[0.9, 0.1]] * 2 + [[0.6, 0.4]] * 8)
+    last = torch.tensor([[0.9, 0.1]] * 9 + [[0.1, 0.9]])
+    for rule in (Rule("confidence", 0.75), Rule("confidence", 2.0)):
+        assert follow([first, last], torch.zeros(10).long(), [0.5, 1.0], rule).accuracy == 90.0
 
 
 def test_curves_begin_at_the_first_exit_and_end_at_the_whole() -> None:

@@ -9,7 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from selfcon.workflows.doctor import examine, suggest_size
+from selfcon.errors import MemoryShortageError
+from selfcon.training.trainer import Trainer
+from selfcon.workflows.doctor import examine, expected_positives, suggest_size
 
 
 @pytest.mark.parametrize(("sides", "size"), [([20], 32), ([40, 70, 500], 64), ([200, 150, 140], 128), ([500] * 3, 224)])
@@ -41,3 +43,19 @@ def test_advice_for_a_folder_of_few_and_uneven_images(tmp_path: Path) -> None:
         data=str(tmp_path), width=0.125, batch_size=8, image_size=32, sampler="balanced", val_fraction=0.2, device="cpu"
     )
     assert not any("--sampler" in each or "--val-fraction" in each for each in calm.advice)
+
+
+def test_positives_of_a_balanced_sampler() -> None:
+    labels = np.repeat(np.arange(1000), 10)
+    assert expected_positives(labels, 128, 2) == pytest.approx(0.001 * 127 * 2 + 1)
+    assert expected_positives(labels, 128, 2, balanced=True) == 3.0  # a second sample of its class, with two features
+    assert expected_positives(np.repeat(np.arange(4), 50), 101, 1, balanced=True) == 25.0
+
+
+def test_what_does_not_fit_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
+
+    monkeypatch.setattr(Trainer, "update", fail)
+    with pytest.raises(MemoryShortageError, match=r"Batches of 64 do not fit .*--micro-batch"):
+        examine(data="digits", width=0.125, batch_size=64, epochs=1, device="cpu")

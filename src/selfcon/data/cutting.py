@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from selfcon.data.store import Store
 
 _LARGEST_CROP = 3  # times the output side; what is larger is made small before it travels
 _EVALUATED = 256 / 224  # the shorter side over what is cut out of its middle
+_TOGETHER = 8  # images that are decoded at a time
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,18 @@ class Cutter:
         side = _LARGEST_CROP * self.size if self.policy.crop_and_flip else self.size
         return 3 * side * side
 
-    def cut(self, store: Store, rows: Sequence[int], samples: Sequence[int]) -> list[Pixels]:
-        """The crops of these samples, whose images are those rows of a store: all of the first view, then the next."""
-        images = [store[row] for row in rows]
-        if not self.policy.crop_and_flip:
-            return [fit(image, self.size) for image in images]
-        heights, widths = (torch.tensor([image.shape[axis] for image in images]) for axis in (0, 1))
-        draws = self.draw(torch.tensor(samples), heights, widths)
-        boxes = torch.stack([draws.top, draws.left, draws.height, draws.width], dim=1).tolist()
-        return [self._crop(images[number % len(images)], box) for number, box in enumerate(boxes)]
+    def cut(self, store: Store, rows: Sequence[int], samples: Sequence[int]) -> Iterator[Pixels]:
+        """The crops of these samples, whose images are those rows of a store: all views of the first, then the next."""
+        for start in range(0, len(rows), _TOGETHER):
+            images = [store[row] for row in rows[start : start + _TOGETHER]]
+            if not self.policy.crop_and_flip:
+                yield from (fit(image, self.size) for image in images)
+                continue
+            heights, widths = (torch.tensor([image.shape[axis] for image in images]) for axis in (0, 1))
+            draws = self.draw(torch.tensor(samples[start : start + _TOGETHER]), heights, widths)
+            boxes = torch.stack([draws.top, draws.left, draws.height, draws.width], dim=1).tolist()
+            for number, image in enumerate(images):
+                yield from (self._crop(image, box) for box in boxes[number :: len(images)])
 
     def draw(self, samples: Tensor, heights: int | Tensor, widths: int | Tensor) -> Draws:
         """What is drawn for every view of these samples, one view below the other."""
@@ -69,7 +73,10 @@ def resize_to(size: int) -> int:
 
 
 def fit(image: Pixels, size: int) -> Pixels:
-    """What is seen of an image where nothing is drawn: its middle, 224 of 256 parts of the shorter side."""
+    """What is seen of an image where nothing is drawn: its middle, 224 of 256 parts of the shorter side.
+
+    An image of just that size is seen whole.
+    """
     if image.shape[:2] == (size, size):
         return image
     resized = tvf.resize(_as_tensor(middle(image)), [resize_to(size)], antialias=True)

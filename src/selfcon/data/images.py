@@ -102,7 +102,7 @@ def decode(path: Path, data: bytes | None = None) -> Decoded:
 def _decode_jpeg(image: Image.Image, data: bytes) -> Pixels | None:
     """A plain JPEG in colour, to the same bits in half of Pillow's time; what is broken is left to Pillow."""
     quick = _quick_decoder()
-    if quick is None or image.format != "JPEG" or image.mode != "RGB" or image.info.get("exif"):
+    if quick is None or image.format != "JPEG" or image.mode != "RGB" or {"exif", "xmp"} & image.info.keys():
         return None
     try:
         decoded = quick(torch.frombuffer(bytearray(data), dtype=torch.uint8))

@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -58,6 +58,9 @@ class PackedImages(Images):
     def describe(self, index: int) -> str:
         return f"{self.name}[{index}]"
 
+    def list_files(self, indices: Sequence[int]) -> bytes:
+        return np.ascontiguousarray(self.shapes[indices]).tobytes()
+
 
 @dataclass(eq=False)
 class EncodedImages(Images):
@@ -79,6 +82,9 @@ class EncodedImages(Images):
 
     def describe(self, index: int) -> str:
         return f"{self.name}[{index}]"
+
+    def list_files(self, indices: Sequence[int]) -> bytes:
+        return np.ascontiguousarray(self.ends[indices] - self.starts[indices]).tobytes()
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from typing import TypeVar
 
@@ -50,6 +51,11 @@ class Reading(ABC):
 class Readers(ABC):
     """Somebody who reads samples of one store."""
 
+    @property
+    @abstractmethod
+    def progress(self) -> int:
+        """A number that changes as long as anything is read."""
+
     @abstractmethod
     def share(self, batch_size: int) -> int:
         """How many samples of a batch one reader is given at a time."""
@@ -67,25 +73,37 @@ class Threads(Readers):
     """Readers in this process, for as long as an epoch lasts."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self._store, self._done = store, 0
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="read")
+
+    @property
+    def progress(self) -> int:
+        return self._done
 
     def share(self, batch_size: int) -> int:
         return 1
 
     def read(self, cutter: Cutter, rows: Sequence[int], samples: Sequence[int]) -> Reading:
-        return _InThread(self._pool.submit(cutter.cut, self._store, rows, samples), samples)
+        def cut() -> list[Pixels]:
+            crops = list(cutter.cut(self._store, rows, samples))
+            self._done += 1
+            return crops
+
+        return _InThread(self, self._pool.submit(cut), partial(_describe, self._store, rows))
 
     def close(self, *, wait: bool = True) -> None:
         self._pool.shutdown(wait=wait, cancel_futures=True)
 
 
 class _InThread(Reading):
-    def __init__(self, future: Future[list[Pixels]], samples: Sequence[int]) -> None:
-        self._future, self._samples = future, samples
+    def __init__(self, readers: Readers, future: Future[list[Pixels]], describe: Callable[[], str]) -> None:
+        self._readers, self._future, self._describe = readers, future, describe
 
     def wait(self) -> list[Pixels]:
-        return _wait(self._future, self._samples)
+        return _wait(self._future, self._readers, self._describe)
+
+    def release(self) -> None:
+        self._future.cancel()
 
 
 class _Done(Reading):
@@ -102,6 +120,8 @@ class Processes(Readers):
     def __init__(self, store: Store, count: int, slots: int, slot_bytes: int) -> None:
         self.count, self.slots, self.slot_bytes = count, slots, slot_bytes
         self._memory = allocate(slots * slot_bytes)
+        self._cut = np.frombuffer(allocate(8 * slots), np.int64)  # crops laid into each slot so far
+        self._unwanted = np.frombuffer(allocate(slots), np.bool_)  # slots whose crops nobody waits for any more
         self._free = deque(range(slots))
         self._closed = False
         self._broken: float | None = None  # since when somebody is gone
@@ -113,7 +133,7 @@ class Processes(Readers):
             initargs=(id(self), os.getpid()),
         )
         # All are forked with the first task. They inherit the store; the pool must not hold it, or it would never go.
-        _inherited[id(self)] = _Place(store, self._memory, slot_bytes)
+        _inherited[id(self)] = _Place(store, self._memory, slot_bytes, self._cut, self._unwanted)
         try:
             with warnings.catch_warnings():
                 # Forking beside threads is what data loaders do; the children compute with one thread, on the CPU.
@@ -122,8 +142,15 @@ class Processes(Readers):
         except (TimeoutError, BrokenExecutor) as error:
             self.close(wait=False)
             raise HungError("The processes that read images did not begin.") from error
+        except OSError:
+            self.close(wait=False)
+            raise
         finally:
             del _inherited[id(self)]
+
+    @property
+    def progress(self) -> int:
+        return int(self._cut.sum())
 
     def fits(self, slots: int, slot_bytes: int) -> bool:
         """Whether these processes can be used for so much."""
@@ -136,13 +163,19 @@ class Processes(Readers):
         def cut_here() -> list[Pixels]:
             store = self._store()
             assert store is not None  # somebody reads from it
-            return cutter.cut(store, rows, samples)
+            each = scan.in_threads(
+                lambda pair: list(cutter.cut(store, pair[:1], pair[1:])),
+                zip(rows, samples, strict=True),
+                describe=lambda pair: store.images.describe(pair[0]),
+            )
+            return [crop for crops in each for crop in crops]
 
         self.check()
         try:
             slot = self._free.pop()
         except IndexError:  # several go through the same images at once: this one reads for itself
             return _Done(cut_here())
+        self._unwanted[slot] = False
         try:
             future = self._pool.submit(_cut_into, slot, cutter, rows, samples)
         except RuntimeError as error:
@@ -152,7 +185,7 @@ class Processes(Readers):
             elif not self._closed:  # for those who need larger slots
                 raise
             return _Done(cut_here())
-        return _InProcess(self, slot, future, samples, cut_here)
+        return _InProcess(self, slot, future, lambda: _describe(self._store(), rows), cut_here)
 
     def check(self) -> None:
         """Raise HungError if a process is gone; not at once, since a signal to all of us ends them, too."""
@@ -174,7 +207,12 @@ class Processes(Readers):
         return found
 
     def give_back(self, slot: int) -> None:
+        """Its crops were used."""
         self._free.append(slot)
+
+    def leave(self, slot: int) -> None:
+        """Nobody waits for its crops any more."""
+        self._unwanted[slot] = True
 
     def close(self, *, wait: bool = True) -> None:
         self._closed = True
@@ -187,26 +225,29 @@ class _InProcess(Reading):
         readers: Processes,
         slot: int,
         future: Future[list[tuple[int, int]]],
-        samples: Sequence[int],
+        describe: Callable[[], str],
         cut_here: Callable[[], list[Pixels]],
     ) -> None:
-        self._readers, self._slot, self._future, self._samples = readers, slot, future, samples
-        self._cut_here = cut_here
+        self._readers, self._slot, self._future, self._describe = readers, slot, future, describe
+        self._cut_here, self._released = cut_here, False
 
     def wait(self) -> list[Pixels]:
         try:
-            shapes = _wait(self._future, self._samples)
+            shapes = _wait(self._future, self._readers, self._describe)
             return self._readers.look(self._slot, shapes)
         except BrokenExecutor:
             self._readers.note_broken()
-            return self._cut_here()
         except CancelledError:
-            return self._cut_here()
+            if self._released:
+                raise
+        return self._cut_here()
 
     def release(self) -> None:
+        self._released = True
         if self._future.cancel() or self._future.done():
             self._readers.give_back(self._slot)
         else:  # somebody still writes there
+            self._readers.leave(self._slot)
             self._future.add_done_callback(lambda _: self._readers.give_back(self._slot))
 
 
@@ -215,15 +256,23 @@ def share_of(batch_size: int, count: int) -> int:
     return -(-batch_size // count)
 
 
-def _wait(future: Future[T], samples: Sequence[int]) -> T:
-    """What comes of some samples, unless nothing does for too long; those before them were waited for already."""
-    try:
-        return future.result(scan.PATIENCE)
-    except TimeoutError as error:
-        if future.done():
-            raise
-        which = f"sample {samples[0]}" if len(samples) == 1 else f"samples {samples[0]} ... {samples[-1]}"
-        raise HungError(f"Nothing came of {which} in {scan.PATIENCE:.0f} seconds.") from error
+def _wait(future: Future[T], readers: Readers, describe: Callable[[], str]) -> T:
+    """What comes of a reading, unless for too long nothing comes of any: others may stand before it."""
+    while True:
+        before = readers.progress
+        try:
+            return future.result(scan.PATIENCE)
+        except TimeoutError as error:
+            if future.done():
+                return future.result()
+            if readers.progress == before:
+                raise HungError(f"Nothing came of {describe()} in {scan.PATIENCE:.0f} seconds.") from error
+
+
+def _describe(store: Store | None, rows: Sequence[int]) -> str:
+    assert store is not None  # somebody reads from it
+    more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+    return store.images.describe(rows[0]) + more
 
 
 @dataclass(frozen=True)
@@ -233,6 +282,8 @@ class _Place:
     store: Store
     memory: mmap.mmap
     slot_bytes: int
+    cut: np.ndarray
+    unwanted: np.ndarray
 
 
 _inherited: dict[int, _Place] = {}
@@ -264,4 +315,7 @@ def _cut_into(slot: int, cutter: Cutter, rows: Sequence[int], samples: Sequence[
         np.frombuffer(place.memory, np.uint8, crop.size, start).reshape(crop.shape)[:] = crop
         start += crop.size
         shapes.append((height, width))
+        place.cut[slot] += 1
+        if place.unwanted[slot]:
+            break
     return shapes

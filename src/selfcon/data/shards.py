@@ -81,6 +81,9 @@ class ShardedImages(Images):
         shard, start, _ = (int(value) for value in self.places[index])
         return f"{self.shards[shard].path}/{self.shards[shard].name_of(start)}"
 
+    def list_files(self, indices: Sequence[int]) -> bytes:
+        return np.ascontiguousarray(self.places[indices]).tobytes()
+
 
 def is_sharded(folder: Path) -> bool:
     """Whether a folder holds tar files of training images."""

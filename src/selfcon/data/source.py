@@ -12,7 +12,7 @@ import numpy as np
 
 from selfcon.data.images import Pixels, read_image
 from selfcon.data.splits import Labels, hold_out
-from selfcon.errors import DataError, UsageError, name_some
+from selfcon.errors import BadImageError, DataError, UsageError, name_some
 
 
 class Images(ABC):
@@ -40,6 +40,10 @@ class Images(ABC):
     @abstractmethod
     def describe(self, index: int) -> str:
         """What a sample is called in a message: its file, or its row."""
+
+    def list_files(self, indices: Sequence[int]) -> bytes:
+        """What tells some samples from others without reading them all: of files, their names and sizes."""
+        return b""
 
 
 @dataclass(eq=False)
@@ -92,6 +96,15 @@ class FileImages(Images):
 
     def describe(self, index: int) -> str:
         return str(self.paths[index])
+
+    def list_files(self, indices: Sequence[int]) -> bytes:
+        lines = []
+        for path in (self.paths[index] for index in indices):
+            try:
+                lines.append(f"{path.parent.name}/{path.name} {path.stat().st_size}\n")
+            except OSError as error:
+                raise BadImageError(f"{path} cannot be read: {error.strerror}.") from error
+        return "".join(lines).encode()
 
 
 @dataclass(frozen=True)

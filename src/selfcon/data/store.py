@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -15,7 +16,8 @@ from selfcon.data.images import Pixels
 from selfcon.data.source import Images
 from selfcon.errors import HungError
 
-_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # pages are taken when they are written
+# Pages are taken when they are written. Python 3.11 does not name the flag.
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
 class Store:

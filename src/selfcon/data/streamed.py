@@ -16,7 +16,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -32,15 +31,16 @@ from selfcon.data.parts import WHOLE, Part
 from selfcon.data.policies import Draws, Policy
 from selfcon.data.readers import Processes, Readers, Reading, Threads, share_of
 from selfcon.data.resident import measure_statistics
-from selfcon.data.source import FileImages, Images
+from selfcon.data.source import Images
 from selfcon.data.split import Batch, Split, cut
 from selfcon.data.store import Store
-from selfcon.errors import BadImageError, HungError, UsageError
-from selfcon.memory import free_memory
+from selfcon.errors import HungError, UsageError
+from selfcon.memory import count_cores, free_memory
 
 _AHEAD = 3  # batches
 _STATISTICS = 1024  # images that mean and deviation are measured on
 _SAMPLED = 64  # images whose contents are part of the fingerprint
+_LISTED = 256  # files at a time
 _WORTH_PROCESSES = 2  # cores
 
 
@@ -101,25 +101,27 @@ class Streamed(Split):
         images = self.images.images
         digest = hashlib.sha256(self.labels.cpu().numpy().tobytes())
         rows = self.rows.tolist()
-        if isinstance(images, FileImages):
-            for row in rows:
-                path = images.paths[row]
-                digest.update(f"{path.parent.name}/{path.name} {_size_of(path)}\n".encode())
-        for place in np.linspace(0, len(rows) - 1, min(_SAMPLED, len(rows))).astype(int):
-            pixels = self.images[rows[place]]
+        several = [rows[start : start + _LISTED] for start in range(0, len(rows), _LISTED)]
+        for lines in scan.in_threads(images.list_files, several, describe=lambda part: images.describe(part[0])):
+            digest.update(lines)
+        some = [rows[place] for place in np.linspace(0, len(rows) - 1, min(_SAMPLED, len(rows))).astype(int)]
+        for pixels in self._look(some):
             digest.update(str(pixels.shape).encode() + np.ascontiguousarray(pixels).tobytes())
         return digest.hexdigest()
 
+    def _look(self, rows: Sequence[int]) -> Iterator[Pixels]:
+        return scan.in_threads(self.images.__getitem__, rows, describe=self.images.images.describe)
+
     def describe_place(self) -> str:
-        return (
-            f"{len(self):,} training images are read from disk while training; up to "
-            f"{self.images.budget / 1e9:,.0f} GB of them stay in main memory"
-        )
+        kept = f"; up to {self.images.budget / 1e9:,.0f} GB of them stay in main memory" if self.images.budget else ""
+        return f"{len(self):,} training images are read from disk while training{kept}"
 
     def finds_room(self) -> bool:
-        """Whether all images can stay in main memory once they are decoded, judged by some."""
-        some = np.linspace(0, len(self) - 1, min(16, len(self))).astype(int)
-        mean = np.mean([self.images[int(self.rows[place])].nbytes for place in some])
+        """Whether all images can stay in main memory once they are decoded, judged by some; or need no decoding."""
+        if not self.images.images.encoded:
+            return True
+        some = self.rows[np.linspace(0, len(self) - 1, min(16, len(self))).astype(int)].tolist()
+        mean = np.mean([pixels.nbytes for pixels in self._look(some)])
         return bool(mean * len(self) <= self.images.budget)
 
     def _stream(
@@ -165,10 +167,10 @@ class Streamed(Split):
             hung = True
             raise
         finally:
-            assemblers.shutdown(wait=not hung, cancel_futures=True)
             for readings, _ in waiting:
                 for reading in readings:
                     reading.release()
+            assemblers.shutdown(wait=not hung, cancel_futures=True)
             if not isinstance(readers, Processes) or hung:
                 readers.close(wait=not hung)
 
@@ -204,8 +206,7 @@ class _Maker:
         crops: list[Pixels] = []
         for view in range(views):
             for part in parts:
-                each = len(part) // views
-                crops += part[view * each : (view + 1) * each]
+                crops += part[view::views]
         if not crops:
             return _Assembled(samples, torch.empty(0, size, size, 3, dtype=torch.uint8), None)
         height, width = (max(crop.shape[axis] for crop in crops) for axis in (0, 1))
@@ -262,10 +263,13 @@ def make_streamed(
 ) -> Streamed:
     """A split that is read while it is used; statistics are measured on some of its images, or those of `like`.
 
-    `budget` is how many bytes of decoded images may stay in main memory: a third of what is free, unless it is given.
+    `budget` is how many bytes of decoded images may stay in main memory: a third of what is free, unless it is given,
+    and none where nothing must be decoded.
     `workers` are processes that read: unless they are given, one for each core where images must be decoded for a GPU.
     """
-    if budget is None:
+    if not images.encoded:
+        budget = 0
+    elif budget is None:
         budget = free_memory() // (3 * int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     device = torch.device(device)
     store, rows = Store(images, budget), torch.arange(len(images))
@@ -277,7 +281,7 @@ def make_streamed(
     else:
         mean, std = like.mean, like.std
     if workers is None:
-        cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        cores = count_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         workers = cores if device.type == "cuda" and images.encoded and cores >= _WORTH_PROCESSES else 0
     return Streamed(store, rows, labels, mean.to(device), std.to(device), size, images.may_flip, workers)
 
@@ -301,11 +305,10 @@ def _end_all(helpers: list[Processes]) -> None:
         each.close(wait=False)
 
 
-def _size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise BadImageError(f"{path} cannot be read: {error.strerror}.") from error
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all batches that are ever made: what PyTorch keeps of a stream's memory is not used by another."""
+    return torch.cuda.Stream(device, priority=-1)
 
 
 def beside(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
@@ -313,7 +316,7 @@ def beside(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
     if device.type != "cuda":
         yield from batches
         return
-    own = torch.cuda.Stream(device, priority=-1)
+    own = _side_stream(device)
     own.wait_stream(torch.cuda.current_stream(device))
     used: deque[torch.cuda.Event] = deque()
     while True:

@@ -157,6 +157,8 @@ def export_timm(net: MultiExitNetwork, facts: dict[str, Any], trust: Trust, fold
         "num_features": net.width,
         "stem": network.get("stem") or "by image size",
         "width": network.get("width", 1.0),
+        "norm": network.get("norm", "batch"),
+        "options": network.get("options", {}),
         "input_size": [3, facts["image_size"], facts["image_size"]],
         "mean": facts["mean"],
         "std": facts["std"],
@@ -195,6 +197,8 @@ def _write_onnx(module: nn.Module, x: Tensor, path: Path, inputs: Sequence[str],
                 dynamic_shapes=({0: torch.export.Dim("batch")},),
                 external_data=False,
             )
+    except OSError:
+        raise
     except Exception as error:  # whatever the exporter does not know
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UsageError(f"This network cannot be written as ONNX ({first}).") from error

@@ -254,11 +254,11 @@ class Predictor:
 
     def _describe(self, answers: Answers, top: int, rule: Rule | None) -> Iterator[Prediction]:
         best = answers.probabilities.topk(top, dim=1)
+        silence = self.trust.silence_under(rule)
         strange = self._strangeness(answers)
         rows = zip(best.values.tolist(), best.indices.tolist(), answers.names, answers.exits, strange, strict=True)
         for probabilities, places, name, leave, score in rows:
-            least = (self.trust.silence_early if rule else self.trust.silence).get(name, 0.0)
-            silent = probabilities[0] < least
+            silent = probabilities[0] < silence.get(name, 0.0)
             foreign = score is not None and score > self.trust.strange_above[leave]
             yield Prediction([self.classes[place] for place in places], probabilities, name, silent or foreign, score)
 

@@ -24,7 +24,17 @@ from selfcon.evaluation.outliers import Mahalanobis, Neighbours, Strangeness
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.weights import hash_file
 
-FORMAT = 3
+FORMAT = 4
+_UNREADABLE = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RecursionError,
+    SafetensorError,
+    TypeError,
+    ValueError,
+)
 
 
 @dataclass(frozen=True)
@@ -36,12 +46,19 @@ class Trust:
     curve: tuple[Point, ...] = ()  # on held-out images, cheapest first
     costs: tuple[float, ...] = ()  # of getting as far as each answer, as parts of the whole
     silence: Mapping[str, float] = field(default_factory=dict)  # by answer: what is less probable is not given
-    silence_early: Mapping[str, float] = field(default_factory=dict)  # the same for who comes that far by the rule
+    # The same for who comes that far by a rule, by its thresholds.
+    silence_early: Mapping[tuple[float, ...], Mapping[str, float]] = field(default_factory=dict)
     strangers: Mapping[str, Strangeness] = field(default_factory=dict)  # by exit
     strange_above: Mapping[str, float] = field(default_factory=dict)
 
     def temperature(self, answer: str) -> float:
         return self.temperatures.get(answer, 1.0)
+
+    def silence_under(self, rule: Rule | None) -> Mapping[str, float]:
+        """By answer, what it must be probable by to be given, where images leave by this rule or not at all."""
+        if rule is None or not isinstance(rule.thresholds, tuple):
+            return self.silence
+        return self.silence_early.get(rule.thresholds, self.silence)
 
     def rule_for(self, budget: float | None) -> Rule:
         """The rule that was chosen, or that of a mean cost as a part of the whole network's."""
@@ -71,7 +88,7 @@ def read_trust(folder: Path, net: MultiExitNetwork) -> Trust:
         if found["model_sha256"] != hash_file(folder / "model.safetensors"):
             raise DataError("it was made for other weights")
         return _read(folder, found, net)
-    except (AttributeError, LookupError, TypeError, ValueError, OSError, RecursionError, SafetensorError) as error:
+    except _UNREADABLE as error:
         reason = str(error).rstrip(".") if isinstance(error, SelfconError) else f"{type(error).__name__}: {error}"
         raise DataError(f"{path} cannot be used ({reason}): `selfcon calibrate` makes it anew.") from error
 
@@ -102,7 +119,9 @@ def _read(folder: Path, found: dict[str, Any], net: MultiExitNetwork) -> Trust:
         curve=curve,
         costs=() if early is None else tuple(_number(each) for each in early["costs"]),
         silence=_numbers(found.get("silence") or {}),
-        silence_early=_numbers(found.get("silence_early") or {}),
+        silence_early={
+            _thresholds(each["thresholds"]): _numbers(each["answers"]) for each in found.get("silence_early") or ()
+        },
         strangers=strangers,
         strange_above=above,
     )

@@ -98,8 +98,9 @@ def trace_risk(scores: Tensor, right: Tensor) -> RiskCoverage:
 def choose_silence(traced: RiskCoverage, most_wrong: float) -> float:
     """The score below which to keep silent, so that at most so many percent of the answers given are wrong.
 
-    One wrong answer more than was seen is counted, so that the promise holds on average for others, too (conformal risk
-    control). The largest such coverage counts. Infinite where not even the surest answers are right often enough.
+    One wrong answer more than was seen is counted, which is careful where few were seen. The largest such coverage
+    counts, so among scores that say little about who is right it may still be a lucky one. Infinite where not even the
+    surest answers are right often enough.
     """
     if not 0 <= most_wrong < 100:
         raise UsageError(f"The part of wrong answers must be between 0 and 100 percent, not {most_wrong:g}.")

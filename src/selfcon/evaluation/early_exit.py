@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from selfcon.errors import UsageError, unknown_name
+from selfcon.evaluation.accuracy import ENSEMBLE
 
 _COMBINATIONS = 3000
-_NEVER = 2.0  # sure that nobody can be
+NEVER = 2.0  # as sure as nobody can be; JSON knows no infinity
 
 
 def running_answers(logits: Sequence[Tensor]) -> list[Tensor]:
@@ -28,7 +29,7 @@ def running_answers(logits: Sequence[Tensor]) -> list[Tensor]:
 def name_answers(exits: Sequence[str]) -> list[str]:
     """What the answers after each of these exits are called: `exit1`, `exit1+exit2`, ..., and `ensemble` at last."""
     names = ["+".join(exits[:number]) for number in range(1, len(exits) + 1)]
-    return [*names[:-1], "ensemble"] if len(names) > 1 else names
+    return [*names[:-1], ENSEMBLE] if len(names) > 1 else names
 
 
 def _confidence(answers: Sequence[Tensor]) -> Tensor:
@@ -43,7 +44,7 @@ def _margin(answers: Sequence[Tensor]) -> Tensor:
 def _entropy(answers: Sequence[Tensor]) -> Tensor:
     """1 for a certain answer, 0 for a uniform one."""
     entropy: Tensor = torch.special.entr(answers[-1]).sum(1)
-    return 1 - entropy / torch.log(torch.tensor(float(answers[-1].shape[1])))
+    return (1 - entropy / torch.log(torch.tensor(float(answers[-1].shape[1])))).clamp(0, 1)  # but for rounding
 
 
 def _agreement(answers: Sequence[Tensor]) -> Tensor:
@@ -77,7 +78,7 @@ class Rule:
     """
 
     criterion: str = "confidence"
-    thresholds: float | tuple[float, ...] = 2.0
+    thresholds: float | tuple[float, ...] = NEVER
 
     def __post_init__(self) -> None:
         if self.criterion not in CRITERIA:
@@ -116,14 +117,14 @@ def _count(
 ) -> Point:
     """Of who would be content [N] with each answer but the last, and which answers are right [N]."""
     stays = torch.ones_like(right[0])
-    shares, spent, correct = [], 0.0, 0.0
+    shares, spent, correct = [], 0.0, 0
     for number, (answer, cost) in enumerate(zip(right, costs, strict=True)):
         leaves = stays if number == len(content) else stays & content[number]
-        correct += float((leaves & answer).double().mean())
+        correct += int((leaves & answer).sum())
         shares.append(float(leaves.double().mean()))
         spent += shares[-1] * cost
         stays = stays & ~leaves
-    return Point(thresholds, 100 * correct, spent, tuple(shares))
+    return Point(thresholds, 100 * correct / max(1, len(stays)), spent, tuple(shares))
 
 
 def trace(
@@ -141,7 +142,7 @@ def trace(
         content = [score >= least for score, least in zip(scores, thresholds, strict=True)]
         return _count(content, right, costs, thresholds)
 
-    whole = count((_NEVER,) * len(scores))
+    whole = count((NEVER,) * len(scores))
     front: list[Point] = []
     for point in sorted(map(count, _combine(scores, steps)), key=lambda each: (each.cost, -each.accuracy)):
         if point.cost < whole.cost and (not front or point.accuracy > front[-1].accuracy):
@@ -162,7 +163,7 @@ def _combine(scores: Sequence[Tensor], steps: int) -> Iterator[tuple[float, ...]
 def _levels(scores: Tensor, count: int) -> list[float]:
     """From everybody to nobody."""
     places = torch.linspace(0, 1, count, dtype=torch.double)
-    return [0.0, *torch.quantile(scores.cpu(), places).unique().tolist(), _NEVER]
+    return [0.0, *torch.quantile(scores.cpu(), places).unique().tolist(), NEVER]
 
 
 def choose(points: Sequence[Point], *, accuracy: float | None = None, cost: float | None = None) -> Point:

@@ -83,7 +83,15 @@ def load_model(path: str | Path) -> tuple[MultiExitNetwork, dict[str, Any]]:
         if isinstance(error, UnsafeError):
             raise
         raise DataError(f"{path} holds a model that cannot be read ({str(error).rstrip('.')}).") from error
-    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError, RecursionError, SafetensorError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{path} holds a model that cannot be read ({reason}).") from error
     return net.eval(), facts

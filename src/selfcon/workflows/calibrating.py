@@ -32,7 +32,17 @@ from selfcon.evaluation.calibration import (
     trace_risk,
 )
 from selfcon.evaluation.cost import count_multiply_adds, zero_image
-from selfcon.evaluation.early_exit import CRITERIA, Point, Rule, choose, follow, name_answers, running_answers, trace
+from selfcon.evaluation.early_exit import (
+    CRITERIA,
+    NEVER,
+    Point,
+    Rule,
+    choose,
+    follow,
+    name_answers,
+    running_answers,
+    trace,
+)
 from selfcon.evaluation.outliers import KINDS
 from selfcon.networks.exits import BACKBONE
 from selfcon.networks.segments import cut_at_exits
@@ -49,7 +59,6 @@ from selfcon.workflows.strangers import fit_strangers
 from selfcon.workflows.trained import TrainedRun, open_run
 
 _TIMED_POINTS = 6
-_NEVER = 2.0  # a probability that no answer has; JSON knows no infinity
 
 
 def calibrate(
@@ -88,6 +97,8 @@ def calibrate(
     for name, value in {"within": within, "mean_cost": mean_cost, "most_wrong": most_wrong}.items():
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise UsageError(f"{name} is a number of at least 0, not {value}.")
+    if most_wrong is not None and most_wrong >= 100:
+        raise UsageError(f"The part of wrong answers must be between 0 and 100 percent, not {most_wrong:g}.")
     if batch_size < 1:
         raise UsageError(f"A batch holds at least 1 image, not {batch_size}.")
     run = open_run(run_folder, device)
@@ -159,7 +170,7 @@ class _Calibration:
         if not len(held) or not len(told):
             raise DataError(f"{run.source.name} has too few test images to hold some of them out.")
         choosing, telling = (predict(run.net, each, size=run.size) for each in (held, told))
-        return cls(run, held, told, *names, _plain(choosing), _plain(telling), {})
+        return cls(run, held, told, *names, choosing, telling, {})
 
     def describe(self) -> Result:
         return {
@@ -213,11 +224,20 @@ class _Calibration:
         kept: Result = {"silence": {name: threshold for name, (threshold, _) in chosen.items()}}
         found = {name: numbers for name, (_, numbers) in chosen.items()}
         if early is not None:
-            rule, names = Rule(early["criterion"], early["thresholds"]), name_answers(self.order)
-            here, there = (dict(zip(names, self._who_leaves(each, rule), strict=True)) for each in self._both)
-            by_rule = {name: self._silence(name, most_wrong, (here[name], there[name])) for name in names}
-            kept["silence_early"] = {name: threshold for name, (threshold, _) in by_rule.items()}
-            found |= {f"early, {name}": numbers for name, (_, numbers) in by_rule.items()}
+            names = name_answers(self.order)
+            kept["silence_early"] = []
+            for point in early["curve"]:  # a budget takes any of them
+                rule = Rule(early["criterion"], point["thresholds"])
+                groups = zip(*(self._who_leaves(each, rule) for each in self._both), strict=True)
+                # Where nobody leaves, what holds for all is the best that is known.
+                by_rule = {
+                    name: self._silence(name, most_wrong, both if bool(both[0].any()) else None)
+                    for name, both in zip(names, groups, strict=True)
+                }
+                thresholds = {name: threshold for name, (threshold, _) in by_rule.items()}
+                kept["silence_early"].append({"thresholds": rule.thresholds, "answers": thresholds})
+                if rule.thresholds == early["thresholds"]:
+                    found |= {f"early, {name}": numbers for name, (_, numbers) in by_rule.items()}
         result["silence"] = {"most_wrong": most_wrong, "answers": found}
         if not any(each["answered"] for each in found.values()):
             say(f"note: no answer is right often enough for at most {most_wrong:g} % wrong ones, so none is given")
@@ -238,11 +258,11 @@ class _Calibration:
         threshold = choose_silence(trace_risk(scores[0], right[0]), most_wrong)
         given = scores[1] >= threshold
         numbers = {
-            "threshold": min(threshold, _NEVER),
+            "threshold": min(threshold, NEVER),
             "answered": 100 * float(given.double().mean()) if len(given) else 0.0,
             "wrong": 100 * float((~right[1][given]).double().mean()) if bool(given.any()) else 0.0,
         }
-        return min(threshold, _NEVER), numbers
+        return min(threshold, NEVER), numbers
 
     def _who_leaves(self, predictions: Predictions, rule: Rule) -> list[Tensor]:
         """For each answer, who is given it."""
@@ -356,10 +376,6 @@ class _Upto(torch.nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.net(images, upto=self.name).logits[self.name]
         return logits
-
-
-def _plain(predictions: Predictions) -> Predictions:
-    return Predictions({name: each.float() for name, each in predictions.logits.items()}, predictions.labels)
 
 
 def _store(folder: Path, kept: Result, tensors: dict[str, Tensor]) -> None:

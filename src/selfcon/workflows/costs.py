@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from selfcon.config import Settings
+from selfcon.errors import MemoryShortageError, SelfconError
 from selfcon.losses.methods import get_method
 from selfcon.memory import free_memory
 from selfcon.networks.registry import create_model
@@ -114,3 +118,28 @@ class Estimator:
                 torch.cuda.synchronize(self.device)
             times.append(time.perf_counter() - start)
         return min(times)
+
+
+@contextlib.contextmanager
+def explaining_shortage(settings: Settings, device: torch.device) -> Iterator[None]:
+    """Where memory does not suffice, say what was too large, and what would fit."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        raise _explain_shortage(settings, device, error) from None
+
+
+def _explain_shortage(settings: Settings, device: torch.device, error: RuntimeError) -> MemoryShortageError:
+    first = str(error).splitlines()[0].rstrip(".")
+    traceback.clear_frames(error.__traceback__)  # they hold what filled the memory
+    advice = "--micro-batch trains a batch in pieces"
+    with contextlib.suppress(RuntimeError, SelfconError):
+        most = Estimator(device).most_samples(settings)
+        advice = f"--micro-batch {most} should fit" if most else "not even one image would fit: take a smaller network"
+    where = "the GPU" if device.type == "cuda" else "main memory"
+    return MemoryShortageError(
+        f"Batches of {settings.batch_size} do not fit {where} ({first}); {advice}. "
+        f"The batch stays what it is, since a smaller one would be another loss."
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import platform
@@ -14,12 +15,14 @@ import numpy as np
 import torch
 
 from selfcon.config import make_settings
+from selfcon.data.scan import in_threads
 from selfcon.data.source import Images
 from selfcon.data.split import Batch
 from selfcon.data.streamed import Streamed
 from selfcon.training.folder import describe_environment
 from selfcon.training.loop import peak_memory
 from selfcon.training.trainer import Stage, Trainer
+from selfcon.workflows.costs import explaining_shortage
 from selfcon.workflows.pipeline import make_pretraining, make_probing
 from selfcon.workflows.task import Task, choose_device, collect_settings, prepare, read_source
 
@@ -63,10 +66,11 @@ def examine(*, recipe: str | None = None, device: str = "auto", **given: Any) ->
     if settings.image_size is None and (shape is None or shape[0] != shape[1] or source.test.shape != shape):
         settings = make_settings(settings.model_dump(mode="json"), {"image_size": suggest_size(sides, chosen)})
         advice.append(
-            f"Images are of different shapes, most of {_middle(sides)} pixels: --image-size {settings.image_size}."
+            f"Images are not all square and alike, most of {_middle(sides)} pixels: --image-size {settings.image_size}."
         )
-    task = prepare(settings, chosen)
-    findings.task, more = _examine_task(task)
+    with explaining_shortage(settings, chosen):
+        task = prepare(settings, chosen)
+        findings.task, more = _examine_task(task)
     findings.advice = [*advice, *more, *_advise(task, sides)]
     return findings
 
@@ -76,7 +80,7 @@ def _measure_sides(images: Images) -> list[int]:
     if images.shape is not None:
         return [min(images.shape)]
     some = np.linspace(0, len(images) - 1, min(_MEASURED, len(images))).astype(int)
-    return [min(images[int(row)].shape[:2]) for row in some]
+    return [min(image.shape[:2]) for image in in_threads(images.__getitem__, some.tolist(), describe=images.describe)]
 
 
 def _middle(sides: Sequence[int]) -> int:
@@ -130,15 +134,20 @@ def _describe_machine(device: torch.device) -> dict[str, Any]:
         "device": device.type,
     }
     if torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(0)
+        properties = torch.cuda.get_device_properties(device if device.type == "cuda" else 0)
         found["GPU"] = f"{properties.name}, {properties.total_memory / 1e9:.0f} GB"
     return found
 
 
-def expected_positives(labels: np.ndarray[Any, Any], batch_size: int, features_a_sample: int) -> float:
+def expected_positives(
+    labels: np.ndarray[Any, Any], batch_size: int, features_a_sample: int, *, balanced: bool = False
+) -> float:
     """Positives that an anchor can expect in a batch: features of its class, and further ones of its own sample."""
-    shares = np.bincount(labels) / len(labels)
+    counts = np.bincount(labels)
     others = min(batch_size, len(labels)) - 1
+    if balanced:  # classes in turn, two samples of each
+        return max(1.0, others / np.count_nonzero(counts)) * features_a_sample + features_a_sample - 1
+    shares = counts / len(labels)
     # A sample of class c is drawn with its share, and so is each of the others.
     return float((shares**2).sum() * others * features_a_sample + features_a_sample - 1)
 
@@ -155,7 +164,9 @@ def _examine_task(task: Task) -> tuple[dict[str, Any], list[str]]:
     if method.stages == 2:
         each = method.views * (exits if method.uses_exits else 1)
         positives = (
-            expected_positives(task.train.labels.cpu().numpy(), settings.batch_size, each)
+            expected_positives(
+                task.train.labels.cpu().numpy(), settings.batch_size, each, balanced=settings.sampler == "balanced"
+            )
             if method.uses_labels
             else float(each - 1)
         )
@@ -221,9 +232,13 @@ def _measure_pace(stage: Stage, task: Task) -> Pace:
     With batches as they come, with such that were seen before (which is what later epochs are, if all images find
     room), and with the same batch again and again.
     """
+    with contextlib.closing(Trainer(stage, task.device)) as trainer:
+        return _time(trainer, stage, task)
+
+
+def _time(trainer: Trainer, stage: Stage, task: Task) -> Pace:
     on_gpu = task.device.type == "cuda"
-    trainer = Trainer(stage, task.device)
-    unmeasured, measured = (12, 30) if on_gpu else (1, 3)
+    measured = 30 if on_gpu else 3
     batches = _endlessly(stage)
     batch = next(batches)
 
@@ -241,7 +256,7 @@ def _measure_pace(stage: Stage, task: Task) -> Pace:
 
     warm = seconds(itertools.repeat(batch, 1))
     if on_gpu:  # where the first update compiles, and some later one is recorded
-        warm = seconds(itertools.repeat(batch, unmeasured))
+        warm = seconds(itertools.repeat(batch, 12))
     if warm > _ENOUGH:  # so slow that one more tells enough
         one = seconds(itertools.islice(batches, 1))
         batches.close()

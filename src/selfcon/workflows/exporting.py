@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def export(
 ) -> dict[str, Any]:
     """Write a run's model into a folder (RUN/export unless told), in each of the formats, or in all that it can have.
 
-    ONNX files and programs of torch.export are run once more and compared with the model before they count as written.
+    ONNX files and programs of torch.export are run once more and compared with the model before they take their places.
     """
     known = (*FORMATS, HUB)
     for name in formats or ():
@@ -49,16 +50,34 @@ def export(
         folder.mkdir(parents=True, exist_ok=True)
         for name in formats:
             say(f"writing {name}")
-            files += FORMATS[name](net, facts, trust, folder) if name != HUB else _write_hub(run, folder)
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as staged:
+                written = (
+                    FORMATS[name](net, facts, trust, Path(staged)) if name != HUB else _write_hub(run, Path(staged))
+                )
+                _take_places(Path(staged), folder)
+            files += written
     except OSError as error:
         raise StorageError(f"{folder} cannot be written to ({error.strerror or error}).") from error
     return {"run": run.resolve().name, "out": str(folder), "files": files}
 
 
+def _take_places(staged: Path, folder: Path) -> None:
+    """What is whole in place of what was there; of a folder nothing stays, unless it holds what is not ours."""
+    for new in sorted(staged.iterdir()):
+        old = folder / new.name
+        if new.is_dir() and old.exists():
+            foreign = sorted({each.name for each in old.iterdir()} - {*_OF_A_MODEL, "README.md"})
+            if foreign:
+                raise UsageError(
+                    f"{old} holds {foreign[0]}, which is not of an export: move it, or name another --out."
+                )
+            shutil.rmtree(old)
+        new.replace(old)
+
+
 def _write_hub(run: Path, folder: Path) -> list[str]:
     """The model with what belongs to it, and a page about it."""
     target = folder / HUB
-    shutil.rmtree(target, ignore_errors=True)  # nothing of another model stays
     target.mkdir()
     files = [name for name in _OF_A_MODEL if (run / name).is_file()]
     for name in files:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +13,7 @@ from torch import nn
 
 from selfcon.config import Settings
 from selfcon.data.streamed import Streamed
-from selfcon.errors import MemoryShortageError, SelfconError, UsageError
+from selfcon.errors import UsageError
 from selfcon.evaluation.accuracy import embed, predict, summarise
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.weights import check_weights
@@ -31,7 +29,7 @@ from selfcon.training.loop import train as train_stage
 from selfcon.training.pretraining import Pretraining
 from selfcon.training.probing import Probing
 from selfcon.training.signals import Stop, watch
-from selfcon.workflows.costs import Estimator
+from selfcon.workflows.costs import explaining_shortage
 from selfcon.workflows.reporting import read_page
 from selfcon.workflows.task import Running, Task, check_settings, collect_settings, make_policy, prepare, weights_file
 
@@ -145,28 +143,9 @@ def run_stages(
     with join(running.device) as world:
         opened: list[RunFolder] = []
         world.tell(lambda: opened.append(RunFolder.open(out, settings, verb=verb, overwrite=overwrite)))
-        with opened[0] if opened else RunFolder.follow(out) as run:
-            try:
-                return _work(run, settings, running, world, probe=probe)
-            except RuntimeError as error:
-                if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-                    raise _explain_shortage(settings, running.device, error) from None
-                raise
-
-
-def _explain_shortage(settings: Settings, device: torch.device, error: RuntimeError) -> MemoryShortageError:
-    """What was too large, and what would fit."""
-    first = str(error).splitlines()[0].rstrip(".")
-    traceback.clear_frames(error.__traceback__)  # they hold what filled the memory
-    advice = "--micro-batch trains a batch in pieces"
-    with contextlib.suppress(RuntimeError, SelfconError):
-        most = Estimator(device).most_samples(settings)
-        advice = f"--micro-batch {most} should fit" if most else "not even one image would fit: take a smaller network"
-    where = "the GPU" if device.type == "cuda" else "main memory"
-    return MemoryShortageError(
-        f"Batches of {settings.batch_size} do not fit {where} ({first}); {advice}. "
-        f"The batch stays what it is, since a smaller one would be another loss."
-    )
+        folder = opened[0] if opened else RunFolder.follow(out)
+        with folder as run, explaining_shortage(settings, running.device):
+            return _work(run, settings, running, world, probe=probe)
 
 
 def _work(run: RunFolder, settings: Settings, running: Running, world: World, *, probe: bool) -> Result:
