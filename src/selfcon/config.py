@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -228,6 +228,19 @@ def _names(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 NAMES = tuple(_names(Settings))
 """Every setting by its dotted name."""
+
+
+def choices_of_settings(section: type[BaseModel] = Settings, prefix: str = "") -> dict[str, tuple[str, ...]]:
+    """The words that a setting can be, of those that take one of a few."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            found |= choices_of_settings(kind, f"{prefix}{name}.")
+        words = [word for each in (kind, *get_args(kind)) if get_origin(each) is Literal for word in get_args(each)]
+        if words:
+            found[f"{prefix}{name}"] = tuple(words)
+    return found
 
 
 _LARGEST_FILE = 1 << 20

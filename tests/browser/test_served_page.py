@@ -77,7 +77,9 @@ def test_the_budget_and_the_keyboard(served: tuple[str, Path], page: Page) -> No
     assert "answers here" in page.run("document.querySelector('.exit.chosen').textContent")
     assert "saves" in page.run("document.getElementById('verdict').textContent")
     page.run(slide.format("b.max"))
-    assert page.run("document.querySelector('.exit.chosen h3').firstChild.textContent") == "backbone"
+    assert page.run("document.querySelector('.exit.chosen h3').firstChild.textContent") == "ensemble"
+    sure = page.run("document.querySelector('.exit.chosen .guess').children[1].textContent")
+    assert page.run("document.getElementById('answer').textContent").endswith(sure)
     page.wait("document.querySelectorAll('#neighbours img').length === 8")
     page.run("document.querySelectorAll('#samples button')[5].focus()")
     before = page.run("document.querySelectorAll('#neighbours img')[0].src")

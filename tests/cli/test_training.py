@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from selfcon.cli.meanings import MEANINGS
+from selfcon.config import NAMES, choices_of_settings
 from tests.cli.calling import call, run
 from tests.workflows.conftest import write_stripes
 
@@ -105,6 +107,11 @@ def test_bench(tmp_path: Path) -> None:
 RECIPE = "cifar100-resnet18-selfcon"
 
 
+def test_every_setting_has_a_meaning() -> None:
+    assert set(MEANINGS) == {*NAMES} - {"model_options"}
+    assert choices_of_settings()["stem"] == ("small", "small-pool", "large")
+
+
 @pytest.mark.parametrize("verb", ["fit", "pretrain", "probe", "train", "evaluate", "knn", "doctor", "recipes", "bench"])
 def test_help_fits_a_screen_and_shows_an_example(verb: str, tmp_path: Path) -> None:
     done = run(verb, "--help", cwd=tmp_path, COLUMNS="120")
@@ -114,8 +121,7 @@ def test_help_fits_a_screen_and_shows_an_example(verb: str, tmp_path: Path) -> N
     if verb in ("fit", "doctor"):
         everything = call(verb, "--help-all", cwd=tmp_path).stdout
         assert (
-            "--epochs                        1000\n"
-            in call(verb, "--recipe", RECIPE, "--help-all", cwd=tmp_path).stdout
+            "--epochs                        1000 " in call(verb, "--recipe", RECIPE, "--help-all", cwd=tmp_path).stdout
         )
         assert "--optim.momentum" in everything
         assert "--batch-size" in everything
@@ -144,7 +150,7 @@ def test_selfcon_help_is_quick(tmp_path: Path) -> None:
         (["fit", "--exits", "7:fc"], 64, "valid stages: 1, 2, 3"),
         (["fit", "--out", "/proc/x"], 74, "cannot be written"),
         (["fit", "digits"], 64, "No option takes the word 'digits'"),
-        (["evaluate", "nothing"], 66, "holds no trained model"),
+        (["evaluate", "nothing"], 66, "There is no folder nothing"),
         (["probe", "nothing"], 66, "holds no run"),
         (["fti"], 64, "did you mean 'fit'"),
     ],

@@ -51,7 +51,7 @@ def test_a_folder_broken_in_every_way(folder: Path) -> None:
         assert words in found
     assert sorted(Path(line.split(" is ")[0]).name for line in audit.unreadable) == ["0.png", "1.png"]
     assert audit.duplicates == {"within train": 1, "within test": 0, "test in train": 2, "under two labels": 1}
-    assert any("1 images have EXIF data that cannot be read" in warning for warning in audit.warnings)
+    assert any("EXIF data of 1 image cannot be read" in warning for warning in audit.warnings)
     assert any("2 files are not taken for images" in warning for warning in audit.warnings)
     assert any("accuracy will look better" in warning for warning in audit.warnings)
     assert any("under two labels" in warning for warning in audit.warnings)

@@ -186,7 +186,7 @@ def test_what_is_no_image_does_not_stop_the_rest(place: Path, tmp_path: Path) ->
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["a.png", "d.png"]
     assert "b.png is not an image" in done.stderr
     assert "gone.png is not there" in done.stderr
-    assert done.stderr.splitlines()[-1] == "selfcon: 3 of the images could not be read."
+    assert done.stderr.splitlines()[-1] == "selfcon: 3 images could not be read."
     with pytest.raises(BadImageError):
         selfcon.load(place / "run", "cpu").predict(tmp_path / "b.png")
     for path, code in ((tmp_path / "none", 65), (tmp_path / "*.gif", 66)):

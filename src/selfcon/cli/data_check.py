@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _lines(audit: Audit) -> list[str]:
-    lines = [f"{audit.name}: {len(audit.classes)} classes"]
+    lines = [f"{audit.name}: {len(audit.classes)} {'class' if len(audit.classes) == 1 else 'classes'}"]
     for split, count in audit.images.items():
         (low_name, low), (high_name, high) = audit.smallest_class[split], audit.largest_class[split]
         span = f"{low:,} of each class" if low == high else f"{low:,} ({low_name}) to {high:,} ({high_name}) of a class"

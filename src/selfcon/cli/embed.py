@@ -31,5 +31,6 @@ def run(options: argparse.Namespace) -> int:
     if failed:
         for error in failed:
             sys.stderr.write(f"selfcon: {printable(str(error))}\n")
-        raise DataError(f"{len(failed)} of the images could not be read.")
+        count = "1 image" if len(failed) == 1 else f"{len(failed)} images"
+        raise DataError(f"{count} could not be read.")
     return 0

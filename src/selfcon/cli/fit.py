@@ -1,7 +1,7 @@
 """Train a network, probe every exit and their ensemble, and write a report. The main job.
 
-example: selfcon fit                                     (handwritten digits, under a minute)
-         selfcon fit --data my-birds --image-size 64 --epochs 50 --out runs/birds
+example: selfcon fit                                     (handwritten digits, about a minute)
+         selfcon fit --data birds --image-size 64 --epochs 100 --val-fraction 0.1 --out runs/birds
 The same command again goes on where it was stopped.
 """
 
@@ -12,6 +12,7 @@ import argparse
 from selfcon.cli.parsing import Parser
 from selfcon.cli.results import show_result
 from selfcon.cli.settings import add_settings, default_folder, read_settings
+from selfcon.progress import say
 
 VERB = "fit"
 takes_settings = True
@@ -29,9 +30,12 @@ def run_training(options: argparse.Namespace, unknown: list[str], verb: str) -> 
     """Shared by the verbs that train: fit, pretrain, train."""
     given, wrong = read_settings(options, unknown)
     from selfcon import workflows
+    from selfcon.losses.methods import get_method
     from selfcon.workflows.task import collect_settings
 
     settings = collect_settings(options.recipe, given, wrong)
+    if get_method(settings.method).stages == 1 and (unused := [name for name in given if name.startswith("probe.")]):
+        say(f"note: {settings.method} trains in one stage, so --{unused[0]} does nothing")
     out = options.out or default_folder(settings)
     work = getattr(workflows, verb)
     result = work(

@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """argparse's own complaints, as ours."""
-        raise UsageError(f"{self.prog}: {message}.")
+        raise UsageError(f"{self.prog.removeprefix('selfcon ')}: {message}.")
 
 
 def add_data_arguments(parser: Parser) -> None:

@@ -64,7 +64,8 @@ def run(options: argparse.Namespace) -> int:
     if failed:
         for sentence in failed:
             sys.stderr.write(f"selfcon: {printable(sentence)}\n")
-        raise DataError(f"{len(failed)} of the images could not be read.")
+        count = "1 image" if len(failed) == 1 else f"{len(failed)} images"
+        raise DataError(f"{count} could not be read.")
     return 0
 
 

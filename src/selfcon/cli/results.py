@@ -19,7 +19,12 @@ def show_result(result: dict[str, Any], folder: Path, *, as_json: bool) -> None:
     if result.get("already_done"):
         print(f"{folder} is done already; --overwrite starts anew.")
     if "accuracy" in result:
-        print("\n".join(accuracy_lines(result["accuracy"])))
+        held_out = result.get("held_out_accuracy", {})
+        shown = {
+            name: values | ({"held_out": held_out[name]["top1"]} if name in held_out else {})
+            for name, values in result["accuracy"].items()
+        }
+        print("\n".join(accuracy_lines(shown)))
         print(f"Report: {folder / 'report.html'}")
     else:
         print(f"The encoder is in {folder}; next: selfcon probe {folder}")
@@ -27,7 +32,7 @@ def show_result(result: dict[str, Any], folder: Path, *, as_json: bool) -> None:
 
 def accuracy_lines(accuracy: dict[str, dict[str, float]]) -> list[str]:
     """A table: a row an exit."""
-    columns = {"top1": "top 1", "top5": "top 5", "train_top1": "training images"}
+    columns = {"top1": "top 1", "top5": "top 5", "held_out": "held-out images", "train_top1": "training images"}
     shown = [key for key in columns if any(key in values for values in accuracy.values())]
     lines = ["accuracy, %".ljust(14) + "".join(f"{columns[key]:>17s}" for key in shown)]
     for name, values in accuracy.items():

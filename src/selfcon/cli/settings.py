@@ -9,8 +9,9 @@ from typing import Any
 
 import yaml
 
+from selfcon.cli.meanings import MEANINGS
 from selfcon.cli.parsing import Parser
-from selfcon.errors import unknown_name
+from selfcon.errors import UsageError, unknown_name
 
 FLAGS = {
     # flag: (setting, type, what --help says)
@@ -24,12 +25,29 @@ FLAGS = {
     "--init": ("weights", str, "weights to begin with: a file, or timm"),
     "--exits": ("exits", str, "such as 2:fc or 1:fc,2:same"),
     "--method": ("method", str, "selfcon, supcon, ce, ..."),
-    "--epochs": ("epochs", int, "of the pretraining"),
+    "--epochs": ("epochs", int, "times through the training images"),
     "--batch-size": ("batch_size", int, "images in a step"),
     "--micro-batch": ("micro_batch", int, "samples in the network at a time"),
     "--lr": ("lr", float, "learning rate"),
     "--seed": ("seed", int, ""),
 }
+
+_MEANT = {
+    "arch": "--model",
+    "augmentation": "--augment.policy",
+    "backbone": "--model",
+    "dataset": "--data",
+    "learning_rate": "--lr",
+    "momentum": "--optim.momentum",
+    "network": "--model",
+    "optimizer": "--optim.name",
+    "output": "--out",
+    "pretrained": "--init",
+    "temperature": "--loss.temperature",
+    "weight_decay": "--optim.weight_decay",
+    "weights": "--init",
+}
+"""What others call some of them."""
 
 
 def add_settings(parser: Parser) -> None:
@@ -78,12 +96,16 @@ def read_settings(options: argparse.Namespace, unknown: list[str]) -> tuple[dict
     while words:
         word = words.pop(0)
         if not word.startswith("--"):
-            wrong.append(f"No option takes the word {word!r}.")
+            hint = "." if "data" in given else f"; did you mean --data {word}?"
+            wrong.append(f"No option takes the word {word!r}{hint}")
             continue
         written, equals, value = word.removeprefix("--").partition("=")
         name = written.replace("-", "_")
         if name not in NAMES and not name.startswith("model_options."):
-            wrong.append(str(unknown_name("option", f"--{written}", known)))
+            error = unknown_name("option", f"--{written}", known)
+            if name in _MEANT:
+                error = UsageError(f"Unknown option '--{written}'; did you mean {_MEANT[name]!r}?")
+            wrong.append(str(error))
             if not equals and words and not words[0].startswith("--"):
                 words.pop(0)  # what was meant as its value
             continue
@@ -112,19 +134,23 @@ def parse_value(text: str) -> Any:
 
 def show_all_settings(recipe: str | None = None) -> None:
     """Every setting with its default, or what a recipe makes of it."""
-    from selfcon.config import Settings, flatten
+    from selfcon.config import Settings, choices_of_settings, flatten
 
-    chosen = Settings()
+    chosen, choices = Settings(), choices_of_settings()
     if recipe is not None:
         from selfcon.workflows.task import collect_settings
 
         chosen = collect_settings(recipe, {})
     for name, value in flatten(chosen.model_dump(mode="json")).items():
-        sys.stdout.write(f"  {flag_of(name):32s}{value}\n")
+        among = f" ({', '.join(choices[name])})" if name in choices else ""
+        text = MEANINGS.get(name, "an option of the network") + among
+        sys.stdout.write(f"  {flag_of(name):32s}{value!s:12s}  {text}\n")
 
 
 def flag_of(setting: str) -> str:
     """How a setting is written on the command line."""
+    if setting == "weights":
+        return "--init"
     return f"--{setting}" if "." in setting else f"--{setting.replace('_', '-')}"
 
 

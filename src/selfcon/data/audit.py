@@ -78,10 +78,10 @@ def check(
     duplicates, warnings = _find_duplicates(samples, source.classes)
     ignored = sum(sample.exif_ignored for every in samples.values() for sample in every)
     if ignored:
-        warnings.append(f"{ignored} images have EXIF data that cannot be read; it was ignored.")
+        warnings.append(f"EXIF data of {_count(ignored, 'image')} cannot be read; it was ignored.")
     others = count_others(Path(data)) if Path(data).is_dir() and not is_sharded(Path(data)) else 0
     if others:
-        warnings.append(f"{others} files are not taken for images, by their endings.")
+        warnings.append(f"{_count(others, 'file')} {_be(others)} not taken for images, by the endings.")
     if Path(data).is_file() and is_packed(Path(data)):
         said, is_now = hash_content(Path(data))
         if said != is_now:
@@ -99,6 +99,14 @@ def check(
         duplicates=duplicates,
     )
     return audit, source
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def _be(number: int) -> str:
+    return "is" if number == 1 else "are"
 
 
 def _scan(images: Images, split: str) -> list[Sample]:
@@ -152,15 +160,18 @@ def _find_duplicates(samples: dict[str, list[Sample]], classes: tuple[str, ...])
         extra = sum(max(0, sum(place == split for place, _ in group) - 1) for group in repeated)
         found[f"within {split}"] = extra
         if extra:
-            warnings.append(f"{extra} images of {split} are copies of others in it.")
+            warnings.append(f"{_count(extra, 'image')} of {split} {_be(extra)} there twice or more.")
     for earlier, split in itertools.combinations(samples, 2):
         shared = [group for group in repeated if {earlier, split} <= {place for place, _ in group}]
         count = sum(place == split for group in shared for place, _ in group)
         found[f"{split} in {earlier}"] = count
         if count:
-            example = next(sample.where for place, sample in shared[0] if place == split)
+            here, there = (
+                next(sample.where for place, sample in shared[0] if place == each) for each in (split, earlier)
+            )
             warnings.append(
-                f"{count} images of {split} are in {earlier} too, such as {example}: accuracy will look better."
+                f"{_count(count, 'image')} of {split} {_be(count)} in {earlier} too, such as {here} (there {there}): "
+                f"accuracy will look better than it is."
             )
     conflicts = [group for group in repeated if len({sample.label for _, sample in group}) > 1]
     found["under two labels"] = len(conflicts)
@@ -168,5 +179,8 @@ def _find_duplicates(samples: dict[str, list[Sample]], classes: tuple[str, ...])
         (_, sample), *others = conflicts[0]
         other = next(each for _, each in others if each.label != sample.label)
         names = name_some([classes[sample.label], classes[other.label]])
-        warnings.append(f"{len(conflicts)} images stand under two labels, such as {sample.where} ({names}).")
+        warnings.append(
+            f"{_count(len(conflicts), 'image')} {_be(len(conflicts))} there under two labels, "
+            f"such as {sample.where} ({names})."
+        )
     return found, warnings

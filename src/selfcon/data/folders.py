@@ -6,6 +6,7 @@ and unicode in paths mean nothing here.
 
 from __future__ import annotations
 
+import difflib
 import os
 import warnings
 from pathlib import Path
@@ -28,7 +29,10 @@ def load_folder(folder: Path, *, seed: int = 0, problems: list[str] | None = Non
     classes = list_classes(folder / "train")
     parts = [part for part in ("val", "test") if (folder / part).is_dir()]
     if not parts:
-        raise InputMissingError(f"{folder} has train but neither test nor val beside it.")
+        raise InputMissingError(
+            f"{folder} has train but neither test nor val beside it; "
+            f"{folder / 'train'} alone would be split, a fifth to test on."
+        )
     _note_unused(folder, ("train", *parts))
     for part in parts:
         _check_same_classes(folder, classes, list_classes(folder / part), part, problems)
@@ -81,7 +85,7 @@ def read_classes(folder: Path, classes: list[str], problems: list[str] | None = 
     empty = []
     for label, name in enumerate(classes):
         found = list_images(folder / name)
-        if not found:
+        if not found and ((folder / name).is_dir() or problems is None):  # what is missing was told
             empty.append(name)
         paths += found
         labels += [label] * len(found)
@@ -215,4 +219,6 @@ def _check_same_classes(
     if missing := sorted(set(train) - set(other)):
         complain(f"{folder / part} has no folder for {name_some(missing)}, which train has.", problems)
     if extra := sorted(set(other) - set(train)):
-        complain(f"{folder / part} has the classes {name_some(extra)}, which train has not.", problems)
+        near = difflib.get_close_matches(extra[0], missing, n=1)
+        hint = f" Is {extra[0]!r} meant to be {near[0]!r}?" if near else ""
+        complain(f"{folder / part} has the classes {name_some(extra)}, which train has not.{hint}", problems)

@@ -28,7 +28,7 @@ def drop_unreadable(source: Source) -> Source:
     if len(names) > MOST * total:
         raise DataError(
             f"{len(names)} of {total} images of {source.name} cannot be read, more than one in a thousand: "
-            f"{name_some(names)}."
+            f"{name_some(names)}. Mend or remove them."
         )
     warnings.warn(
         f"{len(names)} of {total} images cannot be read and are left out: {name_some(names, most=len(names))}.",

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from selfcon.errors import DataError, UsageError
 
 BINS = 15
+_FOLDS = 5
 _LEAST, _MOST = 0.02, 50.0  # temperatures; where every answer is right, none is too low
 
 
@@ -33,6 +34,24 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         here = float(middle.detach())
         low, high = (here, high) if float(slope) < 0 else (low, here)
     return 1 / math.sqrt(low * high)
+
+
+def choose_temperature(logits: Tensor, labels: Tensor) -> float:
+    """The temperature that fits, or 1 where such a one would not help: few images choose by chance.
+
+    Whether it helps is seen on a fifth of them at a time, with the temperature that fits the others.
+    """
+    if not len(labels):
+        raise DataError("There is no held-out image to choose a temperature by.")
+    gain, logits = 0.0, logits.double()
+    for fold in range(_FOLDS):
+        out = torch.arange(len(labels), device=labels.device) % _FOLDS == fold
+        if not bool(out.any()) or bool(out.all()):
+            continue
+        heat = fit_temperature(logits[~out], labels[~out])
+        before, after = (cross_entropy(logits[out] / each, labels[out], reduction="sum") for each in (1.0, heat))
+        gain += float(before - after)
+    return fit_temperature(logits, labels) if gain > 0 else 1.0
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
 
 from selfcon.report.plots import draw_curves, draw_together, sort_answers
 
@@ -75,6 +76,7 @@ def render(pages: Sequence[RunPage], *, refresh: int | None = None) -> str:
         lstrip_blocks=True,
     )
     environment.filters["number"] = _number
+    environment.filters["breakable"] = _breakable
     script = (files("selfcon.report") / "templates" / "report.js").read_text(encoding="utf-8")
     return environment.get_template("report.html").render(
         pages=pages,
@@ -102,10 +104,10 @@ def _columns(pages: Sequence[RunPage]) -> Table:
                 page.name,
                 asked["method"],
                 *(float(accuracy[name]["top1"]) if name in accuracy else None for name in exits),
-                *(page.paper.get(name, "").partition(" (")[0] for name in papers),
+                *(_printed(page.paper.get(name, "")) for name in papers),
                 asked["epochs"],
                 asked["seed"],
-                asked["model"],
+                asked["model"] if asked["width"] == 1 else f"{asked['model']}, width {asked['width']}",
                 asked["data"],
                 float(result["images_per_second"]) if result else None,
                 float(result["seconds"]) / 60 if result else None,
@@ -114,6 +116,20 @@ def _columns(pages: Sequence[RunPage]) -> Table:
             ]
         )
     return Table(header, rows)
+
+
+def _printed(text: str) -> float | str | None:
+    """A number of the paper, without what stands in brackets behind it."""
+    first = text.partition(" (")[0]
+    try:
+        return float(first) if first else None
+    except ValueError:
+        return first
+
+
+def _breakable(name: str) -> Markup:
+    """A name that may go on in the next line behind its underscores."""
+    return Markup("_<wbr>").join(name.split("_"))
 
 
 def _number(value: object) -> str:

@@ -17,6 +17,8 @@ from torch import Tensor
 from selfcon.errors import UsageError
 from selfcon.report.canvas import GREY, MARKS, colour_of_exit, colour_of_method, draw_png, plain
 
+_NAMED, _LISTED = 10, 20  # classes
+
 
 class Run(Protocol):
     """What a comparison draws of a run."""
@@ -66,20 +68,30 @@ def draw_together(runs: Sequence[Run]) -> dict[str, str]:
     if done:
         exits = sort_answers(name for _, accuracy in done for name in accuracy)
 
-        def bars(figure: Figure) -> None:
+        def marks(figure: Figure) -> None:  # no bars: their axis would have to begin at 0, where little could be seen
             axes = figure.add_subplot()
             for number, name in enumerate(exits):
-                rows = [(row, accuracy[name]["top1"]) for row, (_, accuracy) in enumerate(done) if name in accuracy]
-                places = [row + (number - (len(exits) - 1) / 2) * 0.8 / len(exits) for row, _ in rows]
-                axes.barh(places, [top1 for _, top1 in rows], 0.8 / len(exits), color=colour_of_exit(name), label=name)
+                rows = [
+                    (row, accuracy[name]["top1"])
+                    for row, (_, accuracy) in enumerate(done)
+                    if name in accuracy and (name != "ensemble" or len(accuracy) > 2)  # of one exit, it is that exit
+                ]
+                look: dict[str, Any] = {
+                    "color": colour_of_exit(name),
+                    "marker": MARKS[number % len(MARKS)],
+                    "label": name,
+                }
+                axes.scatter([top1 for _, top1 in rows], [row for row, _ in rows], s=60, zorder=2, **look)
+            for row, (_, accuracy) in enumerate(done):
+                found = [values["top1"] for values in accuracy.values()]
+                axes.plot([min(found), max(found)], [row, row], color=GREY, alpha=0.4, zorder=1)
             axes.set_yticks(range(len(done)), [plain(run.name) for run, _ in done])
-            axes.invert_yaxis()
-            least = min(values["top1"] for _, accuracy in done for values in accuracy.values())
-            axes.set_xlim(max(0.0, 10 * int(least / 10) - 10), 100)
+            axes.set_ylim(len(done) - 0.5, -0.5)
+            axes.grid(axis="x", alpha=0.3)
             axes.set_xlabel("top 1, %")
             figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=len(exits), fontsize=9)
 
-        pictures["Accuracy by exit"] = _data_uri(draw_png(bars, (6.2, 0.8 + (0.12 + 0.16 * len(exits)) * len(done))))
+        pictures["Accuracy by exit"] = _data_uri(draw_png(marks, (6.2, 1.2 + 0.36 * len(done))))
     if any("knn" in line for run in runs for line in run.metrics):
 
         def curves(figure: Figure) -> None:
@@ -102,7 +114,7 @@ def draw_together(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def draw_map(features: Tensor, labels: Tensor, classes: tuple[str, ...], seed: int) -> str:
-    """Features [N, D] on a plane by t-SNE, coloured by label; few classes are named where they lie."""
+    """Features [N, D] on a plane by t-SNE, coloured by label; few classes are named in place, more beside it."""
     from sklearn.manifold import TSNE
 
     perplexity = min(30.0, (len(features) - 1) / 3)
@@ -111,13 +123,24 @@ def draw_map(features: Tensor, labels: Tensor, classes: tuple[str, ...], seed: i
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
-        axes.scatter(plane[:, 0], plane[:, 1], s=7, c=labels.numpy(), cmap=colours, linewidths=0)
+        look: dict[str, Any] = {
+            "s": 9 if len(plane) > 500 else 18,
+            "cmap": colours,
+            "vmin": 0,
+            "vmax": max(1, len(classes) - 1),
+        }
+        dots = axes.scatter(plane[:, 0], plane[:, 1], c=labels.numpy(), linewidths=0, **look)
         axes.set_axis_off()
-        for label in labels.unique().tolist() if len(classes) <= 20 else ():
-            middle = np.median(plane[labels.numpy() == label], axis=0)
-            axes.annotate(plain(classes[label]), middle, color=GREY, ha="center", fontsize=11)
+        if len(classes) <= _NAMED:
+            for label in labels.unique().tolist():
+                middle = np.median(plane[labels.numpy() == label], axis=0)
+                axes.annotate(plain(classes[label]), middle, color=GREY, ha="center", fontsize=11)
+        elif len(classes) <= _LISTED:
+            there = labels.unique().tolist()
+            handles, names = dots.legend_elements(num=there)[0], [plain(classes[label]) for label in there]
+            figure.legend(handles, names, loc="outside lower center", ncols=3, fontsize=7, frameon=False)
 
-    return _data_uri(draw_png(draw, (4.6, 4.6)))
+    return _data_uri(draw_png(draw, (4.6, 4.6 if not _NAMED < len(classes) <= _LISTED else 5.4)))
 
 
 def thumbnail(pixels: Tensor, side: int = 64) -> str:

@@ -9,6 +9,8 @@ from matplotlib.figure import Figure
 
 from selfcon.report.canvas import GREY, Picture, colour_of_exit, draw
 
+_FEW = 10  # images in a bin
+
 
 def draw_reliability(before: Mapping[str, Sequence[Any]], after: Mapping[str, Sequence[Any]]) -> Picture:
     """Accuracy by confidence, a panel an answer: bins before the temperature as a line, after it as bars."""
@@ -18,15 +20,16 @@ def draw_reliability(before: Mapping[str, Sequence[Any]], after: Mapping[str, Se
         for place, name in enumerate(names, start=1):
             axes = figure.add_subplot(1, len(names), place)
             axes.plot([0, 1], [0, 1], color=GREY, linestyle=":")
-            bars = after[name]
-            axes.bar(
-                [each.confidence for each in bars],
-                [each.accuracy for each in bars],
-                1 / 18,
-                color=colour_of_exit(name),
-                alpha=0.7,
-                label="calibrated",
-            )
+            for few, label in ((False, "calibrated"), (True, f"fewer than {_FEW} images")):
+                bars = [each for each in after[name] if (each.count < _FEW) == few]
+                axes.bar(
+                    [each.confidence for each in bars],
+                    [each.accuracy for each in bars],
+                    1 / 18,
+                    color=colour_of_exit(name),
+                    alpha=0.2 if few else 0.7,
+                    label=label,
+                )
             line = before[name]
             axes.plot(
                 [each.confidence for each in line],
@@ -38,7 +41,7 @@ def draw_reliability(before: Mapping[str, Sequence[Any]], after: Mapping[str, Se
             )
             axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", title=name)
             axes.set_ylabel("right" if place == 1 else "")
-        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=9)
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=9)
 
     return draw(work, (2.8 * len(names), 3.2))
 
@@ -80,6 +83,6 @@ def draw_early_exit(
                 )
             axes.set(xlabel=label, ylabel="accuracy, %" if place == 1 else "")
             axes.set_xlim(left=0)
-        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=5, fontsize=9)
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=8, fontsize=9)
 
     return draw(work, (4.4 * (2 if any("milliseconds" in point for point in points) else 1), 3.4))

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from selfcon.data.split import Batch
 from selfcon.errors import NonFiniteError
+from selfcon.progress import say
 from selfcon.training import checkpoint as checkpoints
 from selfcon.training.checkpoint import Checkpoint
 from selfcon.training.folder import RunFolder
@@ -60,6 +61,8 @@ def train(
     worker.restore()
     if worker.epoch >= stage.epochs:
         return worker.result()
+    if worker.samples_seen:
+        say(f"{stage.name}: goes on in epoch {worker.epoch + 1} of {stage.epochs}")
     with (
         Reporter(stage.name, stage.epochs, stage.samples, seen=worker.samples_seen) as reporter,
         torch.backends.cudnn.flags(

@@ -34,6 +34,7 @@ class Reporter:
                 TextColumn("{task.description}"),
                 BarColumn(),
                 TimeRemainingColumn(),
+                TextColumn("left"),
                 TextColumn("{task.fields[now]}"),
             )
             self.bar = Progress(*columns, console=Console(stderr=True), transient=True)

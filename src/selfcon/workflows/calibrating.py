@@ -27,7 +27,7 @@ from selfcon.evaluation.accuracy import ENSEMBLE, Predictions, predict
 from selfcon.evaluation.calibration import (
     calibration_error,
     choose_silence,
-    fit_temperature,
+    choose_temperature,
     sort_into_bins,
     trace_risk,
 )
@@ -59,6 +59,7 @@ from selfcon.workflows.strangers import fit_strangers
 from selfcon.workflows.trained import TrainedRun, open_run
 
 _TIMED_POINTS = 6
+_FEW = 200  # held-out images
 
 
 def calibrate(
@@ -190,7 +191,7 @@ class _Calibration:
         before, after = {}, {}
         told = self._all_answers(self.telling)
         for name, logits in names.items():
-            self.temperatures[name] = fit_temperature(logits, self.choosing.labels)
+            self.temperatures[name] = choose_temperature(logits, self.choosing.labels)
             bins = [
                 sort_into_bins((told[name] / heat).softmax(1), self.telling.labels)
                 for heat in (1.0, self.temperatures[name])
@@ -203,6 +204,11 @@ class _Calibration:
             }
             before[name], after[name] = bins
         result["answers"] = found
+        if len(self.held) < _FEW:
+            say(
+                f"note: {len(self.held)} images are few to choose by, and errors of calibration are told of "
+                f"{len(self.told)}: hold out more (--val-fraction when training, or --data)"
+            )
         if extreme := [name for name, heat in self.temperatures.items() if not 0.03 < heat < 40]:
             say(f"note: the temperature of {', '.join(extreme)} is at its bound: too few images, or all right or wrong")
         pictures["reliability"] = trust_figures.draw_reliability(before, after)
@@ -239,8 +245,11 @@ class _Calibration:
                 if rule.thresholds == early["thresholds"]:
                     found |= {f"early, {name}": numbers for name, (_, numbers) in by_rule.items()}
         result["silence"] = {"most_wrong": most_wrong, "answers": found}
-        if not any(each["answered"] for each in found.values()):
-            say(f"note: no answer is right often enough for at most {most_wrong:g} % wrong ones, so none is given")
+        if silent := [name for name, each in found.items() if not each["answered"]]:
+            say(
+                f"note: no threshold keeps wrong answers of {', '.join(silent)} at {most_wrong:g} %, so `unknown` is "
+                f"all that will be said; `selfcon calibrate` without --most-wrong takes that back"
+            )
         return kept
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,15 +71,27 @@ def serve(
         timeout_keep_alive=10,
         timeout_graceful_shutdown=30,
     )
-    place = f"http://{'[' + host + ']' if ':' in host else host}:{port}"
-    say(f"{Path(run_folder).resolve().name} answers at {place}")
-    if host not in _LOOPBACK:
-        say("note: this service can be reached from other machines, and asks nobody who they are")
-    server = Server(config)
+    with _listen(host, port) as listening:
+        place = f"http://{'[' + host + ']' if ':' in host else host}:{listening.getsockname()[1]}"
+        say(f"{Path(run_folder).resolve().name} answers at {place}")
+        if host not in _LOOPBACK:
+            say("note: this service can be reached from other machines, and asks nobody who they are")
+        Server(config).run(sockets=[listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket there, so that nothing is promised that another program has taken."""
     try:
-        server.run()
-    except SystemExit:
-        raise UsageError(f"The service cannot listen at {host}:{port}: another one may be there.") from None
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(2048)
+    except OSError as error:
+        raise UsageError(
+            f"The service cannot listen at {host}:{port} ({error.strerror}): --port takes another one."
+        ) from None
+    return listening
 
 
 def make_gallery(run_folder: str | Path, device: str) -> Gallery | None:

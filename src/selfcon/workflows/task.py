@@ -29,6 +29,7 @@ from selfcon.networks.registry import create_model
 from selfcon.networks.sync_norm import synchronise
 from selfcon.networks.weights import find_timm_weights, hash_file, load_encoder, load_subnetworks, read_weights
 from selfcon.paper.recipes import load_recipe
+from selfcon.progress import say
 from selfcon.training.artifact import parse_exits
 from selfcon.training.distributed import ALONE, World, own_device
 from selfcon.training.logging import check_logs
@@ -299,7 +300,10 @@ def prepare(
 ) -> Task:
     """Read the data and bring them to the device; a run that is gone on with reads them as it did before."""
     method = check_settings(settings)
-    weights = None if settings.weights is None else read_weights(weights_file(settings), trust=trust)
+    weights = None
+    if settings.weights is not None:
+        weights = read_weights(weights_file(settings), trust=trust)
+        say(f"The network begins with the weights in {weights_file(settings)}")
     source = read_source(settings)
     size = settings.image_size or _natural_size(source)
     streams = settings.stream if settings.stream is not None else streamed_before

@@ -62,26 +62,37 @@ function draw() {
   const cost = model.costs[number] ?? 1;
   at("verdict").textContent = `answered by ${chosen.name}` +
     (cost < 1 ? `, which saves ${percent(1 - cost)} of the computation` : "");
-  if (point) at("spent").textContent = `${percent(point.cost)} of the whole on average, ${point.accuracy.toFixed(1)} % right on held-out images`;
+  if (point) at("spent").textContent = `${percent(point.cost)} of the whole computation on average; ${point.accuracy.toFixed(1)} % of held-out images right`;
   const place = at("exits");
+  const together = chosen.name !== chosen.exit; // several exits answer as one
   place.replaceChildren();
   last.found.answers.forEach((each, index) => {
     const name = each.exit;
     const exit = last.found.exits[name];
-    const card = make("article", undefined, "exit" + (index === number ? " chosen" : index > number ? " unused" : ""));
+    const answers = index === number && !together;
+    const card = make("article", undefined, "exit" + (answers ? " chosen" : index > number ? " unused" : ""));
     const title = make("h3", name);
-    title.append(make("small", index === number ? "answers here" : index > number ? "not needed" : "not sure enough"));
-    card.append(title, overlay(exit.map, name));
-    for (const guess of exit.classes) {
-      const row = make("div", undefined, "guess");
-      const bar = make("progress");
-      bar.max = 1;
-      bar.value = guess.probability;
-      bar.setAttribute("aria-label", guess.class);
-      row.append(make("span", guess.class), make("span", percent(guess.probability)), bar);
-      card.append(row);
-    }
+    title.append(make("small", answers ? "answers here" : index > number ? "not needed" : together ? "has its say" : "not sure enough"));
+    card.append(title, overlay(exit.map, name), ...guesses(exit.classes));
     place.append(card);
+  });
+  if (!together) return;
+  const card = make("article", undefined, "exit chosen");
+  const title = make("h3", chosen.name);
+  title.append(make("small", "answers here"));
+  card.append(title, ...guesses(chosen.classes));
+  place.append(card);
+}
+
+function guesses(classes) {
+  return classes.map((guess) => {
+    const row = make("div", undefined, "guess");
+    const bar = make("progress");
+    bar.max = 1;
+    bar.value = guess.probability;
+    bar.setAttribute("aria-label", guess.class);
+    row.append(make("span", guess.class), make("span", percent(guess.probability)), bar);
+    return row;
   });
 }
 
