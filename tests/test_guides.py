@@ -66,7 +66,7 @@ def _nothing() -> ArrayImages:
 def commands(page: str) -> list[list[str]]:
     """The commands of a page, word by word."""
     blocks = re.findall(r"```\n(.*?)```", (ROOT / "docs" / page).read_text(), flags=re.DOTALL)
-    lines = [line.partition("#")[0].strip() for block in blocks for line in block.splitlines()]
+    lines = [line.partition("#")[0].strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     return [shlex.split(line)[1:] for line in lines if line.startswith("selfcon ")]
 
 
@@ -90,7 +90,7 @@ def test_the_commands_for_own_images_run(tmp_path: Path) -> None:
             Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / place / f"{number}.png")
     found = commands("guides/own-images.md")
     assert [words[0] for words in found] == [
-        *("data", "doctor", "fit", "train", "train", "report", "calibrate", "predict", "export", "serve"),
+        *("data", "doctor", "fit", "train", "train", "report", "calibrate", "report", "predict", "export", "serve"),
     ]
     for words in found[:-1]:  # what serves does not end
         more = ["--overwrite"] if words[0] == "train" and words[-1] == "runs/birds" else []

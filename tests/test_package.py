@@ -79,7 +79,7 @@ def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for split, count in (("train", 40), ("test", 10)):
         for label, name in enumerate(("owl", "wren", "heron")):
-            place = tmp_path / "my-birds" / split / name
+            place = tmp_path / "birds" / split / name
             place.mkdir(parents=True)
             for number in range(count):
                 pixels = rng.integers(0, 150, (40, 50, 3)) + 50 * label
@@ -87,6 +87,7 @@ def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
     blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     commands = [line for block in blocks for line in block.splitlines()]
     assert len(commands) >= 5
+    assert commands.pop(0) == ". .venv/bin/activate"
     for command in commands:
         verb, *arguments = shlex.split(command)
         assert verb == "selfcon"
@@ -94,7 +95,7 @@ def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
             [sys.executable, "-m", "selfcon", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, (command, done.stderr)
-    assert (tmp_path / "runs" / "birds" / "report.html").is_file()
+    assert (tmp_path / "runs" / "first-look" / "report.html").is_file()
 
 
 def test_make_demo_runs_the_main_job() -> None:
