@@ -105,7 +105,7 @@ def _calibration_lines(calibration: Mapping[str, Any]) -> list[str]:
         return ["Probabilities are not calibrated: `selfcon calibrate` does it.", ""]
     held = calibration["held_out"]
     lines = [
-        f"Calibration error, chosen on {held['chosen_on']} and told of {held['told_of']}: "
+        f"Calibration error, chosen on {held['chosen_on']} and measured on {held['told_of']}: "
         + ", ".join(
             f"{_plain(name)} {each['ece_before']:.1f} % before and {each['ece']:.1f} % after"
             for name, each in calibration["answers"].items()

@@ -119,8 +119,8 @@ def _columns(pages: Sequence[RunPage]) -> Table:
 
 
 def _printed(text: str) -> float | str | None:
-    """A number of the paper, without what stands in brackets behind it."""
-    first = text.partition(" (")[0]
+    """A number of the paper, without its spread and what stands in brackets behind it."""
+    first = text.partition(" (")[0].partition("±")[0]
     try:
         return float(first) if first else None
     except ValueError:

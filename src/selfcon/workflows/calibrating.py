@@ -1,6 +1,6 @@
 """`selfcon calibrate`: how far to believe a run, when to leave it early, when it had better say nothing.
 
-Everything is chosen on held-out images and told of others.
+Everything is chosen on held-out images and measured on others.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class _Calibration:
                 raise DataError(f"{source.name} has other classes than {run.path} was trained on.")
             held, told, names = run.as_seen(source.test), test, (f"the test images of {source.name}", "all test images")
             if held.fingerprint() == test.fingerprint():
-                raise UsageError(f"{data} are the run's own test images, which results are told of: hold out others.")
+                raise UsageError(f"{data} are the run's own test images, which results are measured on: hold out others.")
         elif run.source.val is not None:
             held, told, names = run.split("val"), test, ("the validation images", "all test images")
         else:
@@ -206,7 +206,7 @@ class _Calibration:
         result["answers"] = found
         if len(self.held) < _FEW:
             say(
-                f"note: {len(self.held)} images are few to choose by, and errors of calibration are told of "
+                f"note: {len(self.held)} images are few to choose by, and errors of calibration are measured on "
                 f"{len(self.told)}: hold out more (--val-fraction when training, or --data)"
             )
         if extreme := [name for name, heat in self.temperatures.items() if not 0.03 < heat < 40]:

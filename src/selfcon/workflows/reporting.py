@@ -180,7 +180,7 @@ def _show_calibration(found: Result, analysis: Path) -> Section:
     held = found["held_out"]
     return Section(
         "How far to believe it",
-        f"Chosen on {held['chosen_on']} ({held['images']:,}), told of {held['told_of']} ({held['told_images']:,}). "
+        f"Chosen on {held['chosen_on']} ({held['images']:,}), measured on {held['told_of']} ({held['told_images']:,}). "
         f"ECE is how far probabilities are from the truth, in percent.",
         Table(["answer", "top 1, %", "ECE before", "ECE after", "temperature"], rows),
         _pictures(analysis, {"reliability": "Reliability", "risk": "Risk and coverage"}),
