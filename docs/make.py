@@ -29,6 +29,7 @@ def gather() -> list[Path]:
         target = PAGES / place
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(_LINK.sub(partial(_follow, page=path, sources=sources), path.read_text(encoding="utf-8")))
+    _copy(ROOT / "docs" / "site.css", PAGES / "site.css")
     return [PAGES / place for place in sources.values()]
 
 

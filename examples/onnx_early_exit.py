@@ -60,6 +60,8 @@ def read(path: str, size: int, shorter_side: int) -> np.ndarray:
 
 
 def main() -> None:
+    if len(sys.argv) < 3 or sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
     folder, paths = Path(sys.argv[1]), sys.argv[2:]
     stages = Stages(folder)
     sides = (stages.about["image_size"], stages.about["shorter_side"])

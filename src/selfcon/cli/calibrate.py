@@ -39,7 +39,8 @@ def run(options: argparse.Namespace) -> int:
         print_json(result)
         return 0
     held = result["held_out"]
-    print(f"chosen on {held['chosen_on']} ({held['images']:,}), measured on {held['told_of']} ({held['told_images']:,}):")
+    chosen, measured = f"{held['chosen_on']} ({held['images']:,})", f"{held['told_of']} ({held['told_images']:,})"
+    print(f"chosen on {chosen}, measured on {measured}:")
     for name, answer in result["answers"].items():
         print(
             f"  {name:12s}{answer['top1']:5.1f} % right, calibration error {answer['ece_before']:.1f} -> "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -28,7 +29,7 @@ def draw_contact_sheet(source: Source, path: str | Path) -> Path:
     for label, name in enumerate(classes):
         left, top = label // rows * wide, label % rows * (_CELL + _GAP) + _GAP
         members = np.flatnonzero(source.train.labels == label)
-        pen.text((left + 2 * _GAP, top + 6), _shorten(name), fill="black", font=font)
+        pen.text((left + 2 * _GAP, top + 6), _shorten(name, font), fill="black", font=font)
         pen.text((left + 2 * _GAP, top + 26), f"{len(members):,}", fill="grey", font=font)
         for place, index in enumerate(members[:_IMAGES]):
             cell = _thumbnail(source, int(index))
@@ -65,6 +66,11 @@ def _thumbnail(source: Source, index: int) -> Image.Image:
     return square.resize((_CELL, _CELL), Image.Resampling.LANCZOS if side > _CELL else Image.Resampling.NEAREST)
 
 
-def _shorten(name: str, most: int = 20) -> str:
-    shown = printable(name)
-    return shown if len(shown) <= most else shown[: most - 1] + "…"
+def _shorten(name: str, font: Any) -> str:
+    """As much of a name as fits before the images."""
+    shown, most = printable(name)[:80], _TITLE - 4 * _GAP
+    if font.getlength(shown) <= most:
+        return shown
+    while font.getlength(shown + "…") > most:
+        shown = shown[:-1]
+    return shown + "…"

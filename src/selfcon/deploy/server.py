@@ -285,7 +285,7 @@ class _Service:
     async def _read(self, request: Request, wish: Wish) -> tuple[list[Pixels | BadImageError], Wish]:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if not kind.startswith("image/") and kind not in ("application/octet-stream", "application/json"):
-            raise HTTPException(415, "Send an image as it is (image/jpeg, ...), or several as JSON.")
+            raise HTTPException(415, "Send an image as it is, with Content-Type: image/jpeg or so, or several as JSON.")
         body = await self._body(request)
         images = [body]
         if kind == "application/json":

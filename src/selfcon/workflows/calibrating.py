@@ -155,7 +155,7 @@ class _Calibration:
                 raise DataError(f"{source.name} has other classes than {run.path} was trained on.")
             held, told, names = run.as_seen(source.test), test, (f"the test images of {source.name}", "all test images")
             if held.fingerprint() == test.fingerprint():
-                raise UsageError(f"{data} are the run's own test images, which results are measured on: hold out others.")
+                raise UsageError(f"{data} are the run's own test images, to measure results on: hold out others.")
         elif run.source.val is not None:
             held, told, names = run.split("val"), test, ("the validation images", "all test images")
         else:

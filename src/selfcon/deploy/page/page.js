@@ -7,6 +7,7 @@ const make = (tag, text, name) => {
   if (name) element.className = name;
   return element;
 };
+const soft = (name) => name.replaceAll("_", "_\u200b"); // may go on in the next line there
 const percent = (part) => `${(100 * part).toFixed(1)} %`;
 let model = null;
 let last = null; // the image that was asked about, and what came back
@@ -91,7 +92,7 @@ function guesses(classes) {
     bar.max = 1;
     bar.value = guess.probability;
     bar.setAttribute("aria-label", guess.class);
-    row.append(make("span", guess.class), make("span", percent(guess.probability)), bar);
+    row.append(make("span", soft(guess.class)), make("span", percent(guess.probability)), bar);
     return row;
   });
 }
@@ -126,7 +127,7 @@ async function drawNeighbours(own) {
     const tile = make("div"), image = make("img");
     image.src = `v1/images/train/${each.image}.png`;
     image.alt = each.class;
-    tile.append(image, make("span", `${each.class} (${each.cosine.toFixed(2)})`));
+    tile.append(image, make("span", `${soft(each.class)} (${each.cosine.toFixed(2)})`));
     return tile;
   }));
 }
@@ -140,7 +141,7 @@ async function drawSamples() {
     image.src = `v1/images/test/${each.image}.png`;
     image.alt = each.class;
     image.loading = "lazy";
-    button.append(image, make("span", each.class));
+    button.append(image, make("span", soft(each.class)));
     button.addEventListener("click", async () => show(await (await fetch(image.src)).blob()));
     return button;
   }));
