@@ -234,7 +234,7 @@ def test_files_that_are_no_data_sets(tmp_path: Path) -> None:
 
 
 def test_torchvision_names_read_files_that_are_there(tmp_path: Path) -> None:
-    with pytest.raises(InputMissingError, match=r"put FashionMNIST/raw there, or let it be downloaded with --download"):
+    with pytest.raises(InputMissingError, match=r"put FashionMNIST/raw there, or download it: .* --download"):
         selfcon.data.load("fashion-mnist", root=tmp_path)
     raw = _made(tmp_path / "FashionMNIST" / "raw")
     rng = np.random.default_rng(0)

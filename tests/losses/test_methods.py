@@ -245,3 +245,31 @@ def test_one_process_is_no_ring() -> None:
     assert torch.equal(method.loss(GOOD, LABELS, gather="ring"), method.loss(GOOD, LABELS))
     with pytest.raises(NonFiniteError):
         method.loss(GOOD / 0, LABELS, gather="ring")
+
+
+def test_sets_and_methods_that_cannot_be_meant() -> None:
+    assert Term("G+F", "F", "F") == Term("F+G", "F", "F")  # type: ignore[arg-type]
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"anchors": "H"}, "Unknown set of anchors 'H'"),
+        ({"negatives": "f"}, "set of negatives"),
+        ({"share": "half"}, "Unknown share of a term 'half'"),
+    ]
+    for changes, words in wrong:
+        with pytest.raises(UsageError, match=words):
+            Term(**{"anchors": "F", "positives": "F", "negatives": "F", **changes})
+    term = Term("F", "F", "F")
+    methods: list[tuple[dict[str, Any], str]] = [
+        ({"terms": ()}, "contrasts nothing"),
+        ({"views": 0}, "one view or more"),
+        ({"uses_exits": False, "terms": (Term("G", "F", "F"),)}, "uses_exits must be True"),
+    ]
+    for changes, words in methods:
+        with pytest.raises(UsageError, match=words):
+            selfcon.Method(**{"name": "mine", "paper": "", "uses_exits": True, "terms": (term,), **changes})
+
+
+def test_labels_in_a_column_and_exits_in_words() -> None:
+    loss, features = selfcon.SupConLoss(), torch.randn(4, 2, 5)
+    assert torch.equal(loss(features, LABELS[:4]), loss(features, LABELS[:4, None]))
+    net = selfcon.create_model("resnet18", exits="1:fc,2:fc", width=0.125, image_size=16)
+    assert net.names == ["backbone", "exit1", "exit2"]

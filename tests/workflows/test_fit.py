@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 
 import selfcon
 from selfcon.errors import DataError, InputMissingError, NonFiniteError, SelfconWarning, StoppedError, UsageError
-from selfcon.training.artifact import load_model, parse_exits
+from selfcon.networks.exits import parse_exits
+from selfcon.training.artifact import load_model
 from selfcon.workflows.doctor import examine, expected_positives
 from tests.workflows.conftest import write_stripes
 

@@ -74,6 +74,16 @@ def test_many_runs_on_one_page(runs: Path, tmp_path: Path) -> None:
     assert page.count("<section ") == 2
 
 
+def test_what_differs_has_a_column(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "selfcon", tmp_path / "colder")
+    config = tmp_path / "colder" / "config.yaml"
+    settings = selfcon.config.make_settings(selfcon.config.read_yaml(config), {"loss.temperature": 0.07})
+    config.write_text(selfcon.config.write_yaml(settings))
+    page = write_report([runs / "selfcon", tmp_path / "colder"], out=tmp_path / "both.html").read_text()
+    assert '<button type="button">loss.temperature</button>' in page
+    assert "loss.alpha</button>" not in page
+
+
 def test_the_papers_number_stands_beside_ours(runs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs / "selfcon", run)

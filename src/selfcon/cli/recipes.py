@@ -30,5 +30,6 @@ def run(options: argparse.Namespace) -> int:
     elif len(recipes) == 1:
         print(recipes[0].describe(), end="")
     else:
-        print("\n".join(f"{recipe.name:40s}{recipe.expected}" for recipe in recipes))
+        width = max(len(recipe.name) for recipe in recipes) + 2
+        print("\n".join(f"{recipe.name:{width}s}{recipe.expected}" for recipe in recipes))
     return 0

@@ -17,11 +17,17 @@ from typing import TYPE_CHECKING, Any
 from selfcon.cli.parsing import Parser, print_json
 from selfcon.cli.settings import add_compile
 from selfcon.errors import UsageError
+from selfcon.progress import say
 
 if TYPE_CHECKING:
     from selfcon.workflows.reproduce import Comparison
 
 ACTIONS = ("list", "show", "plan", "run", "compare")
+_SCALES = {
+    "smoke": "the scale smoke, digits for seconds: nothing to compare",
+    "short": "a fifth of the paper's epochs (--scale full for all of them)",
+    "full": "the paper's number of epochs",
+}
 
 
 def add_arguments(parser: Parser) -> None:
@@ -82,6 +88,8 @@ def _show(options: argparse.Namespace) -> int:
     for name in list_exhibits() if options.exhibits == ["all"] else options.exhibits:
         exhibit = get_exhibit(name)
         print(f"{name}: {exhibit.title} ({exhibit.section} of the paper)")
+        if any(each.ours for each in compared if each.cell.exhibit == name):
+            print(f"  ours, after the bar, at {_SCALES[options.scale]}")
         if name in ("F1", "F2"):
             _draw(name, options.out)
         elif not exhibit.cells:
@@ -107,11 +115,20 @@ def _print_grid(compared: list[Comparison]) -> None:
     cells = {(each.cell.row, each.cell.column): _text(each) for each in compared}
     widths = [max(len(column), *(len(cells.get((row, column), "")) for row in rows)) + 2 for column in columns]
     first = max(len(row) for row in rows) + 2
-    print(f"  {what}; ours, where there is one, after the bar")
+    print(f"  {what}{_common(compared)}")
     print("  " + " " * first + "".join(f"{column:>{width}s}" for column, width in zip(columns, widths, strict=True)))
     for row in rows:
         values = (f"{cells.get((row, column), ''):>{width}s}" for column, width in zip(columns, widths, strict=True))
         print(f"  {row:{first}s}" + "".join(values))
+
+
+def _common(compared: list[Comparison]) -> str:
+    """What all cells of a grid share and no heading says."""
+    shown = " ".join(f"{each.cell.row} {each.cell.column}" for each in compared)
+    conditions = [each.cell.condition for each in compared]
+    same = {key: str(value) for key, value in conditions[0].items() if all(one.get(key) == value for one in conditions)}
+    told = [value for value in same.values() if value not in shown]
+    return f" ({', '.join(told)})" if told else ""
 
 
 def _text(each: Comparison) -> str:
@@ -137,7 +154,6 @@ def _draw(name: str, out: Path) -> None:
 
 
 def _jobs(options: argparse.Namespace) -> list[Any]:
-    from selfcon.progress import say
     from selfcon.workflows.reproduce import list_jobs, parse_data, select
 
     try:
@@ -150,7 +166,7 @@ def _jobs(options: argparse.Namespace) -> list[Any]:
         say(f"{waiting.count(tool)} of {len(cells)} numbers wait for {tool}")
     made = [cell.made_by for cell in cells if cell.made_by is not None]
     for tool in sorted(set(made)):
-        say(f"{made.count(tool)} of {len(cells)} numbers are measured by {tool}")
+        say(f"{made.count(tool)} of {len(cells)} numbers are not of training runs alone: `{tool}` measures them")
     return list_jobs(cells, options.scale, seeds, parse_data(options.data))
 
 
@@ -183,7 +199,8 @@ def _run(options: argparse.Namespace) -> int:
         jobs, options.out / options.scale, Running.choose(device=options.device, compile=options.compile, log=())
     )
     if not options.json:
-        print(f"{len(jobs) - len(failed)} of {len(jobs)} runs are done; next: selfcon reproduce compare")
+        next_step = "; next: selfcon reproduce compare" if jobs and not failed else ""
+        print(f"{len(jobs) - len(failed)} of {len(jobs)} runs are done{next_step}")
     else:
         print_json({"runs": len(jobs), "failed": {job.folder: str(error) for job, error in failed}})
     return failed[0][1].exit_code if failed else 0
@@ -201,6 +218,11 @@ def _comparisons(options: argparse.Namespace) -> list[Comparison]:
 def _compare(options: argparse.Namespace) -> int:
     from selfcon.workflows.reproduce import compare_orders
 
+    if options.scale == "smoke":
+        say(
+            "note: runs of the scale smoke train on the digits for seconds, whatever the table is of; there is nothing "
+            "to compare"
+        )
     compared = _comparisons(options)
     orders = compare_orders(compared)
     if options.json:

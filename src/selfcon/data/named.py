@@ -68,7 +68,8 @@ def load_named(name: str, root: Path, *, download: bool) -> Source:
         if download:
             raise InputMissingError(f"{name} could not be downloaded ({_first_line(error)}).") from error
         raise InputMissingError(
-            f"{name} is not in {root}: put {entry.files} there, or let it be downloaded with --download."
+            f"{name} is not in {root}: put {entry.files} there, or download it: "
+            f"`selfcon data check {name} --data-root {root} --download`."
         ) from error
     return check_source(
         Source(

@@ -136,7 +136,7 @@ def _load_npz(path: Path) -> Source:
     """An .npz with uint8 x_train and x_test, [N, H, W, 3] or [N, H, W], integer y_train and y_test, perhaps classes."""
     arrays = _read_npz(path)
     if missing := [key for key in ("x_train", "y_train", "x_test", "y_test") if key not in arrays]:
-        raise DataError(f"{path} has no {', '.join(missing)}; it has {', '.join(arrays) or 'nothing'}.")
+        raise DataError(f"{path} has no {', '.join(missing)}; it has {', '.join(arrays) or 'none of these'}.")
     for split in ("train", "test"):
         _check_arrays(path, split, arrays[f"x_{split}"], arrays[f"y_{split}"])
     x_train, x_test = grey_to_rgb(arrays["x_train"]), grey_to_rgb(arrays["x_test"])

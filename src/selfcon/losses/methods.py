@@ -45,6 +45,14 @@ class Method:
     views_apart: bool = False  # without labels: whether another view of a sample is a negative
     one_stage: OneStage | None = None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.views, bool) or not isinstance(self.views, int) or self.views < 1:
+            raise UsageError(f"{self.name} must have one view or more, not {self.views!r}.")
+        if self.one_stage is None and not self.terms:
+            raise UsageError(f"{self.name} contrasts nothing: it needs a term.")
+        if not self.uses_exits and any("G" in (term.anchors, term.positives) for term in self.terms):
+            raise UsageError(f"{self.name} has a term of sub-networks (G) alone: uses_exits must be True.")
+
     @property
     def stages(self) -> int:
         """1 where the classifier is trained with the encoder, 2 where a probe follows the pretraining."""

@@ -38,6 +38,8 @@ class SelfConLoss(nn.Module):
     def forward(self, features: Tensor, labels: Tensor | None = None, *, tally: Tally | None = None) -> Tensor:
         """The loss of features [B, K, D] and labels [B], a scalar."""
         check_features(features, "BKD")
+        if labels is not None and labels.ndim == 2 and labels.shape[1] == 1:
+            labels = labels[:, 0]
         return contrastive_loss(
             features[:, None],
             labels,
@@ -59,4 +61,9 @@ class SelfConLoss(nn.Module):
 
 
 class SupConLoss(SelfConLoss):
-    """Eq. 1 over K views of each sample: the sum of `SelfConLoss`, over features that come from elsewhere."""
+    """Eq. 1 over K views of each sample: the sum of `SelfConLoss`, over features that come from elsewhere.
+
+    Where SupContrast's differs: there features must be normalised before, the temperature is 0.07 unless told, the loss
+    is multiplied by temperature / 0.07, and a `mask` may take the place of labels. Here every feature is an anchor
+    (`contrast_mode="all"` there).
+    """

@@ -14,7 +14,9 @@ Views need no rule of their own: they are further features of the same group.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
+
+from selfcon.errors import unknown_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,15 +24,31 @@ if TYPE_CHECKING:
 Exits = Literal["F", "G", "F+G"]
 """In the paper's letters: F the backbone (exit 0), G every sub-network (exits 1, 2, ...), F+G all of them."""
 
+_SHARES = ("whole", "rest", "alpha")
+
 
 @dataclass(frozen=True)
 class Term:
-    """One objective over its sets, and its share of the loss."""
+    """One objective over its sets, and its share of the loss.
+
+    The share `whole` is 1, `rest` is 1 / (1 + alpha) and `alpha` is alpha / (1 + alpha), where alpha is the setting
+    `loss.alpha`: with two terms, one `rest` and one `alpha`, it says how much the second one counts.
+    """
 
     anchors: Exits
     positives: Exits
     negatives: Exits
     share: Literal["whole", "rest", "alpha"] = "whole"
+
+    def __post_init__(self) -> None:
+        for name in ("anchors", "positives", "negatives"):
+            given = getattr(self, name)
+            if given == "G+F":
+                object.__setattr__(self, name, "F+G")
+            elif given not in get_args(Exits):
+                raise unknown_name(f"set of {name}", given, get_args(Exits))
+        if self.share not in _SHARES:
+            raise unknown_name("share of a term", self.share, _SHARES)
 
     def weight(self, alpha: float) -> float:
         """The factor of this term: 1, 1/(1+alpha) or alpha/(1+alpha)."""

@@ -35,3 +35,20 @@ class Exit:
     def name(self) -> str:
         """How the exit is called in outputs and results."""
         return f"exit{self.after}"
+
+
+def parse_exits(text: str) -> list[Exit]:
+    """Exits from how settings write them: `2:fc`, `1:fc,2:same`, or `none`."""
+    if not isinstance(text, str):
+        raise UsageError(f"exits are written as STAGE:STRUCTURE, such as 2:fc, not {text!r}.")
+    if text in ("", "none"):
+        return []
+    exits = []
+    for part in text.split(","):
+        after, _, structure = part.strip().partition(":")
+        if not after.isdigit():
+            raise UsageError(
+                f"exits are written as STAGE:STRUCTURE, such as 2:fc or 1:fc,2:same, not {part.strip()!r}."
+            )
+        exits.append(Exit(int(after), structure or "fc"))  # type: ignore[arg-type]
+    return exits

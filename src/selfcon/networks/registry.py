@@ -10,7 +10,7 @@ from torch import nn
 
 from selfcon.errors import UsageError, unknown_name
 from selfcon.networks.backbones import NAMED, Shape, Stem, create_encoder
-from selfcon.networks.exits import Exit
+from selfcon.networks.exits import Exit, parse_exits
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.norms import Norm, use_group_norm
 from selfcon.networks.stages import split
@@ -25,7 +25,7 @@ def list_models(*, timm: bool = False) -> list[str]:
 def create_model(
     name: str,
     *,
-    exits: Sequence[Exit] = (),
+    exits: Sequence[Exit] | str = (),
     stem: Stem | None = None,
     image_size: int | None = None,
     projection_dim: int | None = 128,
@@ -37,10 +37,10 @@ def create_model(
     """A network of that name with sub-networks at `exits`, and heads on the backbone and each of them.
 
     The stem follows `image_size` unless it is given (up to 48 px "small", up to 96 "small-pool", above or unknown
-    "large"). `projection_dim` and `num_classes` build projection heads and classifiers; None builds none. `width`
-    scales the networks of `list_models()`. `norm="group"` puts group normalisation in place of batch normalisation.
-    Other arguments go to timm. Under DistributedDataParallel build no head that
-    the loss leaves out: `projection_dim=None` for `ce`, `ce-sub` and `sd`.
+    "large"). `exits` may be written as settings have them, `"1:fc,2:same"`. `projection_dim` and `num_classes` build
+    projection heads and classifiers; None builds none. `width` scales the networks of `list_models()`. `norm="group"`
+    puts group normalisation in place of batch normalisation. Other arguments go to timm. Under
+    DistributedDataParallel build no head that the loss leaves out: `projection_dim=None` for `ce`, `ce-sub` and `sd`.
     """
     exits = _check_exits(name, exits)
     _check_sizes(image_size=image_size, projection_dim=projection_dim, num_classes=num_classes)
@@ -77,7 +77,8 @@ def create_model(
     return net
 
 
-def _check_exits(name: str, exits: Sequence[Exit]) -> list[Exit]:
+def _check_exits(name: str, given: Sequence[Exit] | str) -> list[Exit]:
+    exits: Any = parse_exits(given) if isinstance(given, str) else given
     if isinstance(exits, Exit) or not isinstance(exits, Iterable):
         exits = [exits]
     for leave in exits:

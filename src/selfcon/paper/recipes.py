@@ -100,7 +100,7 @@ def _compose(name: str, data: str, network: str, method: str) -> Recipe:
     return Recipe(
         name,
         settings,
-        expected="not reported in the paper" if accuracy is None else f"{accuracy} % (backbone, linear evaluation)",
+        expected="not reported in the paper" if accuracy is None else f"{accuracy} % (backbone)",
         cost=f"{settings['epochs']} epochs of {book['data'][data]['images']:,} images",
     )
 

@@ -14,6 +14,8 @@ from markupsafe import Markup
 
 from selfcon.report.plots import draw_curves, draw_together, sort_answers
 
+_MOST_COLUMNS = 6  # of settings that differ
+
 
 @dataclass(frozen=True)
 class Table:
@@ -93,8 +95,9 @@ def _columns(pages: Sequence[RunPage]) -> Table:
     """The table of many runs, a line each."""
     exits = sort_answers(name for page in pages if page.result for name in page.result.get("accuracy", {}))
     papers = [name for name in exits if any(name in page.paper for page in pages)]
-    header = ["run", "method", *exits, *(f"paper, {name}" for name in papers), "epochs", "seed", "network", "data"]
-    header += ["images/s", "minutes", "GB", "device"]
+    differing = _differing(pages)
+    header = ["run", "method", *exits, *(f"paper, {name}" for name in papers), *differing]
+    header += ["epochs", "seed", "network", "data", "images/s", "minutes", "GB", "device"]
     rows: list[Sequence[str | float | None]] = []
     for page in pages:
         asked, result = page.settings, page.result or {}
@@ -105,6 +108,7 @@ def _columns(pages: Sequence[RunPage]) -> Table:
                 asked["method"],
                 *(float(accuracy[name]["top1"]) if name in accuracy else None for name in exits),
                 *(_printed(page.paper.get(name, "")) for name in papers),
+                *("" if asked.get(name) is None else str(asked[name]) for name in differing),
                 asked["epochs"],
                 asked["seed"],
                 asked["model"] if asked["width"] == 1 else f"{asked['model']}, width {asked['width']}",
@@ -116,6 +120,14 @@ def _columns(pages: Sequence[RunPage]) -> Table:
             ]
         )
     return Table(header, rows)
+
+
+def _differing(pages: Sequence[RunPage]) -> list[str]:
+    """The settings that make these runs differ, beside those that have a column anyway."""
+    shown = {"method", "epochs", "seed", "model", "width", "data", "data_root"}
+    names = dict.fromkeys(name for page in pages for name in page.settings if name not in shown)
+    found = [name for name in names if len({str(page.settings.get(name)) for page in pages}) > 1]
+    return [name for name in found if not name.startswith("watch.")][:_MOST_COLUMNS]
 
 
 def _printed(text: str) -> float | str | None:

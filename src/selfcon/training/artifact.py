@@ -15,8 +15,8 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from selfcon.errors import DataError, InputMissingError, SelfconError, UnsafeError, UsageError
-from selfcon.networks.exits import Exit
+from selfcon.errors import DataError, InputMissingError, SelfconError, UnsafeError
+from selfcon.networks.exits import parse_exits
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.registry import create_model
 from selfcon.training.folder import RunFolder
@@ -24,23 +24,6 @@ from selfcon.training.folder import RunFolder
 _FORMAT = 1
 _READ_FILES = {"checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}  # of timm
 _MOST, _MOST_LAYERS, _MOST_PIXELS = 100_000, 500, 4096
-
-
-def parse_exits(text: str) -> list[Exit]:
-    """Exits from how settings write them: `2:fc`, `1:fc,2:same`, or `none`."""
-    if not isinstance(text, str):
-        raise UsageError(f"exits are written as STAGE:STRUCTURE, such as 2:fc, not {text!r}.")
-    if text in ("", "none"):
-        return []
-    exits = []
-    for part in text.split(","):
-        after, _, structure = part.strip().partition(":")
-        if not after.isdigit():
-            raise UsageError(
-                f"exits are written as STAGE:STRUCTURE, such as 2:fc or 1:fc,2:same, not {part.strip()!r}."
-            )
-        exits.append(Exit(int(after), structure or "fc"))  # type: ignore[arg-type]
-    return exits
 
 
 def save_model(run: RunFolder, net: MultiExitNetwork, facts: dict[str, Any]) -> None:

@@ -72,7 +72,7 @@ def train(
             allow_tf32=torch.backends.cudnn.allow_tf32,
         ),
     ):
-        next_save = time.monotonic() + 60 * minutes_between_saves
+        next_save = time.monotonic() + 60 * min(1.0, minutes_between_saves)  # the first one soon
         while worker.epoch < stage.epochs:
             for batch in stage.batches(worker.epoch, worker.batch):
                 worker.step(batch)

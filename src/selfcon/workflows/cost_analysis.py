@@ -11,11 +11,10 @@ import torch
 from selfcon.analysis import cost as costs
 from selfcon.errors import UsageError
 from selfcon.losses.methods import get_method
-from selfcon.networks.exits import DEFAULT_STAGE, Exit
+from selfcon.networks.exits import DEFAULT_STAGE, Exit, parse_exits
 from selfcon.paper.exhibits import get_exhibit
 from selfcon.progress import say
 from selfcon.report import figures
-from selfcon.training.artifact import parse_exits
 from selfcon.workflows.analysis_files import Result, choose_folder, write
 from selfcon.workflows.findings import DATA_OF_SIZE
 from selfcon.workflows.task import choose_device

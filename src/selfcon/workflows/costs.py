@@ -15,8 +15,8 @@ from selfcon.config import Settings
 from selfcon.errors import MemoryShortageError, SelfconError
 from selfcon.losses.methods import get_method
 from selfcon.memory import free_memory
+from selfcon.networks.exits import parse_exits
 from selfcon.networks.registry import create_model
-from selfcon.training.artifact import parse_exits
 from selfcon.training.loop import memory_format
 
 _CLASSES = 100

@@ -131,9 +131,13 @@ def find_runs(folders: Sequence[Path], data: Mapping[str, str] | None = None) ->
             if config.is_file() and "accuracy" in result:
                 settings = make_settings(read_yaml(config))
                 runs = found.setdefault(identify(settings, names.get(settings.data)), [])
-                if settings.seed not in [other.settings.seed for other in runs]:
-                    runs.append(Measured(path.parent, settings, result))
-    return found
+                runs.append(Measured(path.parent, settings, result))
+    # Of several with the same seed, the one that nothing was watched or kept of on the way.
+    chosen: dict[str, list[Measured]] = {}
+    for name, runs in found.items():
+        runs.sort(key=lambda run: len(run.settings.keep_epochs) + run.settings.watch.test_in_probe)
+        chosen[name] = list({run.settings.seed: run for run in reversed(runs)}.values())
+    return chosen
 
 
 @dataclass(frozen=True)

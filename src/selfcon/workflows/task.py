@@ -24,13 +24,14 @@ from selfcon.data.streamed import make_streamed
 from selfcon.data.thinning import thin
 from selfcon.errors import SelfconWarning, UsageError
 from selfcon.losses.methods import Method, get_method
+from selfcon.networks.backbones import NAMED
+from selfcon.networks.exits import parse_exits
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.registry import create_model
 from selfcon.networks.sync_norm import synchronise
 from selfcon.networks.weights import find_timm_weights, hash_file, load_encoder, load_subnetworks, read_weights
 from selfcon.paper.recipes import load_recipe
 from selfcon.progress import say
-from selfcon.training.artifact import parse_exits
 from selfcon.training.distributed import ALONE, World, own_device
 from selfcon.training.logging import check_logs
 from selfcon.training.loop import memory_format
@@ -49,6 +50,8 @@ def collect_settings(recipe: str | None, given: Mapping[str, Any], wrong: Sequen
     if recipe is None and given.get("data", DEFAULT_RECIPE) == DEFAULT_RECIPE:
         recipe = DEFAULT_RECIPE
     ground = dict(load_recipe(recipe).settings) if recipe is not None else {}
+    if recipe == DEFAULT_RECIPE and str(given.get("model", ground["model"])).partition(".")[0] not in NAMED:
+        ground.pop("width", None)  # which only those have
     wrong = [*wrong, *(f"In {recipe}: {sentence}" for sentence in _try(lambda: make_settings(ground))[1])]
     if not wrong:
         settings, wrong = _try(lambda: _scaled(ground, given))
