@@ -159,6 +159,7 @@ def main() -> int:
     parser.add_argument(
         "--methods", default="supcon,selfcon", help="whose steps are measured; streams are for the last"
     )
+    parser.add_argument("--places", default="", help="streams to measure, by a part of their names; all without")
     options = parser.parse_args()
     loaded = selfcon.data.load(str(options.folder))
     source = replace(loaded, train=repeat(loaded.train, options.entries))
@@ -176,6 +177,8 @@ def main() -> int:
             "packed pixels": (repeat(packed.train, options.entries), 0),
         }
         for place, (images, budget) in places.items():
+            if options.places not in place:
+                continue
             batches = streams(bench, images, budget)
             bench.rate(batches, 8)
             made = bench.rate(batches, options.steps, train=False)
