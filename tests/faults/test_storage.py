@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import itertools
 import os
 import shutil
 import signal
@@ -138,8 +139,9 @@ def test_saving_takes_its_share_of_the_time(tmp_path: Path, monkeypatch: pytest.
         data=str(tmp_path / "stripes.npz"), out=tmp_path / "run", width=0.125, epochs=40, batch_size=24,
         watch={"knn_every": 0}, device="cpu",
     )  # fmt: skip
-    assert len(saved) == 3  # after five minutes, after 25 more, and at the end
-    assert saved[1] - saved[0] - 30 >= 30 / 0.02
+    assert saved[0] <= 100  # after the first minute
+    assert all(later - sooner - 30 >= 30 / 0.02 for sooner, later in itertools.pairwise(saved[:-1]))  # but for the end
+    assert len(saved) == 4
 
 
 @pytest.mark.slow

@@ -179,7 +179,7 @@ def test_verbs(
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["information", "nowhere"], 66, "no trained model"),
+        (["information", "nowhere"], 66, "no folder nowhere"),
         (["information", "selfcon", "--pairs", "x,Q"], 64, "two of x, y, T and F"),
         (["information", "selfcon", "--estimators", "mime"], 64, "mine"),
         (["information", "selfcon", "--samples", "100"], 65, "too few to estimate"),

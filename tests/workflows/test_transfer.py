@@ -170,7 +170,7 @@ def test_imagenet_c_from_disk(place: Path, tmp_path: Path, monkeypatch: pytest.M
             "epochs must be at least 1",
         ),
         (["corruption", "run", "--corruptions", "fogg"], 64, "fog"),
-        (["corruption", "nowhere"], 66, "no trained model"),
+        (["corruption", "nowhere"], 66, "no folder nowhere"),
     ],
 )
 def test_mistakes(words: list[str], code: int, says: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
