@@ -35,7 +35,7 @@ def test_collapsed_classes_are_perfectly_separated() -> None:
     assert found["class_separation"] == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("by", ["tsne", "umap"])
+@pytest.mark.parametrize("by", ["tsne", pytest.param("umap", marks=pytest.mark.slow)])
 def test_maps_keep_far_groups_apart(by: str) -> None:
     if by == "umap":
         pytest.importorskip("umap")
