@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -89,6 +90,13 @@ def unknown_name(kind: str, name: object, valid: Iterable[str]) -> UsageError:
     else:
         hint = f"there are {len(names)}, none of them similar."
     return UsageError(f"Unknown {kind} {name!r}; {hint}")
+
+
+def hint_path(path: Path) -> str:
+    """The end of a sentence about a path that is not there: the nearest one beside it, if there is such."""
+    beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.8)
+    return f"; did you mean {str(path.parent / near[0])!r}?" if near else "."
 
 
 def name_some(names: Sequence[str], most: int = 5) -> str:

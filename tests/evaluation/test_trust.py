@@ -15,6 +15,7 @@ from selfcon.errors import DataError, UsageError
 from selfcon.evaluation.calibration import (
     calibration_error,
     choose_silence,
+    choose_temperature,
     fit_temperature,
     sort_into_bins,
     trace_risk,
@@ -42,6 +43,16 @@ def test_temperatures_at_the_ends_stay_finite() -> None:
     assert fit_temperature(logits, (labels + 1) % 3) > 40  # all wrong: as unsure as can be
     with pytest.raises(DataError, match="no held-out image"):
         fit_temperature(logits[:0], labels[:0])
+
+
+def test_a_temperature_is_taken_where_it_helps() -> None:
+    logits, labels = world()
+    assert choose_temperature(3 * logits, labels) == pytest.approx(fit_temperature(3 * logits, labels))
+    all_right = logits.argmax(1)
+    assert choose_temperature(logits, all_right) == 1.0  # none fits
+    assert choose_temperature(logits[:1], labels[:1]) == 1.0
+    with pytest.raises(DataError, match="no held-out image"):
+        choose_temperature(logits[:0], labels[:0])
 
 
 def test_calibration_error_is_the_definition() -> None:

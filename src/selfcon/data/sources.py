@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import lzma
 import math
 import zipfile
@@ -22,7 +21,7 @@ from selfcon.data.shards import is_sharded, load_shards
 from selfcon.data.source import ArrayImages, Source, check_source
 from selfcon.data.splits import hold_out
 from selfcon.data.unreadable import drop_unreadable
-from selfcon.errors import DataError, InputMissingError, SelfconError, UnsafeError, UsageError, unknown_name
+from selfcon.errors import DataError, InputMissingError, SelfconError, UnsafeError, UsageError, hint_path, unknown_name
 
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test", "classes")
 _BROKEN_ZIP = (zipfile.BadZipFile, zlib.error, lzma.LZMAError)
@@ -104,11 +103,9 @@ def _load_file(path: Path) -> Source:
         raise UsageError(f"{path} is a tar file: name the folder that it and its like are in.")
     if path.is_file():
         raise DataError(f"{path} is neither an .npz nor a file that `selfcon data pack` wrote.")
-    if path.suffix or len(path.parts) > 1:
-        raise InputMissingError(f"There is no file or folder {path}.")
-    beside = [child.name for child in Path().iterdir() if child.is_dir() or child.suffix]
-    if near := difflib.get_close_matches(str(path), beside, n=1, cutoff=0.8):
-        raise InputMissingError(f"There is no file or folder {path}; did you mean {near[0]!r}?")
+    hint = hint_path(path)
+    if path.suffix or len(path.parts) > 1 or hint != ".":
+        raise InputMissingError(f"There is no file or folder {path}{hint}")
     raise unknown_name("data set (and there is no folder of that name)", str(path), list_sources())
 
 

@@ -39,7 +39,8 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 def choose_temperature(logits: Tensor, labels: Tensor) -> float:
     """The temperature that fits, or 1 where such a one would not help: few images choose by chance.
 
-    Whether it helps is seen on a fifth of them at a time, with the temperature that fits the others.
+    Where all answers are right, or all wrong, none fits: every lower or higher one is better. Whether it
+    helps is seen on a fifth of them at a time, with the temperature that fits the others.
     """
     if not len(labels):
         raise DataError("There is no held-out image to choose a temperature by.")
@@ -51,7 +52,8 @@ def choose_temperature(logits: Tensor, labels: Tensor) -> float:
         heat = fit_temperature(logits[~out], labels[~out])
         before, after = (cross_entropy(logits[out] / each, labels[out], reduction="sum") for each in (1.0, heat))
         gain += float(before - after)
-    return fit_temperature(logits, labels) if gain > 0 else 1.0
+    fitting = fit_temperature(logits, labels)
+    return fitting if gain > 0 and 1.5 * _LEAST < fitting < 0.8 * _MOST else 1.0
 
 
 @dataclass(frozen=True)

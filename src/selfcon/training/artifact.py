@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
@@ -15,7 +14,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from selfcon.errors import DataError, InputMissingError, SelfconError, UnsafeError
+from selfcon.errors import DataError, InputMissingError, SelfconError, UnsafeError, hint_path
 from selfcon.networks.exits import parse_exits
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.registry import create_model
@@ -52,10 +51,7 @@ def load_model(path: str | Path) -> tuple[MultiExitNetwork, dict[str, Any]]:
     path = Path(path)
     if not (path / "model.json").is_file() or not (path / "model.safetensors").is_file():
         if not path.is_dir():
-            beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
-            near = difflib.get_close_matches(path.name, beside, n=1)
-            hint = f"; did you mean {path.parent / near[0]}?" if near else "."
-            raise InputMissingError(f"There is no folder {path}{hint}")
+            raise InputMissingError(f"There is no folder {path}{hint_path(path)}")
         raise InputMissingError(f"{path} holds no trained model: model.json and model.safetensors are not there.")
     try:
         facts = json.loads((path / "model.json").read_text(encoding="utf-8"))

@@ -209,8 +209,6 @@ class _Calibration:
                 f"note: {len(self.held)} images are few to choose by, and errors of calibration are measured on "
                 f"{len(self.told)}: hold out more (--val-fraction when training, or --data)"
             )
-        if extreme := [name for name, heat in self.temperatures.items() if not 0.03 < heat < 40]:
-            say(f"note: the temperature of {', '.join(extreme)} is at its bound: too few images, or all right or wrong")
         pictures["reliability"] = trust_figures.draw_reliability(before, after)
 
     def draw_risks(self, result: Result, pictures: dict[str, Picture]) -> None:
