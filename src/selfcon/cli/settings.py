@@ -119,17 +119,26 @@ def read_settings(options: argparse.Namespace, unknown: list[str]) -> tuple[dict
 
 
 def parse_value(text: str) -> Any:
-    """A value as YAML would read it: numbers, true, null, [lists]; everything else is text."""
+    """A value as YAML would read it, and 0.5,1.0 as the list that it is meant to be; everything else is text."""
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         return text
-    if isinstance(value, str):  # YAML wants a dot in 1e-4
+    if not isinstance(value, str):
+        return value
+    parts = [_parse_number(part) for part in value.split(",")]
+    if None in parts:
+        return value
+    return parts if len(parts) > 1 else parts[0]
+
+
+def _parse_number(text: str) -> float | int | None:
+    for kind in (int, float):  # YAML wants a dot in 1e-4
         try:
-            return float(value)
+            return kind(text)
         except ValueError:
-            return value
-    return value
+            continue
+    return None
 
 
 def show_all_settings(recipe: str | None = None) -> None:
