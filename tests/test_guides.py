@@ -16,6 +16,7 @@ import selfcon
 from selfcon.data.source import ArrayImages, Source
 from selfcon.errors import UsageError
 from selfcon.losses import Term
+from tests.cli.calling import call
 
 ROOT = Path(__file__).parents[1]
 METHOD, NETWORK, DATA, ANALYSIS, LAST = re.findall(
@@ -26,6 +27,12 @@ METHOD, NETWORK, DATA, ANALYSIS, LAST = re.findall(
 def run(place: Path, *words: str) -> str:
     done = subprocess.run([sys.executable, *words], cwd=place, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def use(place: Path, *words: str) -> str:
+    done = call(*words, cwd=place)
+    assert done.returncode == 0, (words, done.stderr)
     return done.stdout
 
 
@@ -94,7 +101,7 @@ def test_the_commands_for_own_images_run(tmp_path: Path) -> None:
     ]
     for words in found[:-1]:  # what serves does not end
         more = ["--overwrite"] if words[0] == "train" and words[-1] == "runs/birds" else []
-        run(tmp_path, "-m", "selfcon", *small(words), *more)
+        use(tmp_path, *small(words), *more)
     assert (tmp_path / "compare.html").is_file()
 
 
@@ -105,7 +112,7 @@ def test_the_commands_for_comparing_run(tmp_path: Path) -> None:
     found = commands("guides/research.md")
     assert [words[0] for words in found] == ["recipes", "fit", "fit", "report", "reproduce"]
     for words in found[:-1]:
-        run(tmp_path, "-m", "selfcon", *small(words))
+        use(tmp_path, *small(words))
     # The plan of a whole table takes minutes on a CPU: one of its rows.
     only = [word for name in ("method=selfcon", "model=resnet18", "data=cifar100") for word in ("--only", name)]
-    assert "1 run, about" in run(tmp_path, "-m", "selfcon", *found[-1], *only)
+    assert "1 run, about" in use(tmp_path, *found[-1], *only)

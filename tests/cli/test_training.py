@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from selfcon.cli.meanings import MEANINGS
+from selfcon.cli.settings import parse_value
 from selfcon.config import NAMES, choices_of_settings
 from tests.cli.calling import call, run
 from tests.workflows.conftest import write_stripes
@@ -110,6 +111,24 @@ RECIPE = "cifar100-resnet18-selfcon"
 def test_every_setting_has_a_meaning() -> None:
     assert set(MEANINGS) == {*NAMES} - {"model_options"}
     assert choices_of_settings()["stem"] == ("small", "small-pool", "large")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0.5,1.0", [0.5, 1.0]),
+        ("[0.5, 1.0]", [0.5, 1.0]),
+        ("10,20", [10, 20]),
+        ("1e-4", 1e-4),
+        ("7", 7),
+        ("true", True),
+        ("null", None),
+        ("2:fc,3:fc", "2:fc,3:fc"),
+        ("{", "{"),
+    ],
+)
+def test_values_are_read_as_they_are_meant(text: str, value: object) -> None:
+    assert parse_value(text) == value
 
 
 @pytest.mark.parametrize("verb", ["fit", "pretrain", "probe", "train", "evaluate", "knn", "doctor", "recipes", "bench"])

@@ -122,19 +122,19 @@ def test_in_float64_they_differ_by_nothing_that_matters(place: Path) -> None:
         assert (weights[1][name] - value).abs().max() <= 1e-8 * max(1.0, float(value.abs().max())), name
 
 
-def test_going_on_with_another_number_of_processes(place: Path) -> None:
+@pytest.mark.parametrize(("first", "then"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
+def test_going_on_with_another_number_of_processes(place: Path, first: int, then: int) -> None:
     run(place, 1, *COMMAND, "--out", "whole")
-    for first, then in ((2, 1), (1, 2)):
-        folder = place / f"run{first}{then}"
-        process = start(place, first, *COMMAND, "--out", folder.name)
-        deadline = time.monotonic() + 90
-        while not (folder / "metrics.jsonl").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=90)
-        assert process.returncode != 0 or (folder / "results.json").exists()
-        run(place, then, *COMMAND, "--out", folder.name)
-        assert losses(folder) == pytest.approx(losses(place / "whole"), rel=1e-4)
+    folder = place / "run"
+    process = start(place, first, *COMMAND, "--out", folder.name)
+    deadline = time.monotonic() + 90
+    while not (folder / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=90)
+    assert process.returncode != 0 or (folder / "results.json").exists()
+    run(place, then, *COMMAND, "--out", folder.name)
+    assert losses(folder) == pytest.approx(losses(place / "whole"), rel=1e-4)
 
 
 def test_mistakes_end_all_processes_at_once(place: Path) -> None:

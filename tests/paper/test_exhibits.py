@@ -145,5 +145,7 @@ def test_verdicts() -> None:
     margin = judge(75.4, 0.1, 3, [75.3, 75.4, 75.5]).margin
     assert margin == pytest.approx(2.776 * (0.01 * 2 / 3 + 0.05**2 / 3) ** 0.5, rel=1e-3)
     assert judge(0.59, None, 1, [0.70, 0.705, 0.71], decimals=2).agrees is False
+    shown = {value: judge(0.7, None, 1, [value]).shown_mean for value in (0.0384, 0.61, 75.04, 0.0)}
+    assert shown == {0.0384: "0.038", 0.61: "0.6", 75.04: "75.0", 0.0: "0.0"}
     assert agreement_of_order([1, 2, 3], [10, 20, 30]) == 1
     assert agreement_of_order([1, 2, 3], [30, 20, 10]) == -1

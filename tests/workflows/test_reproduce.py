@@ -44,6 +44,7 @@ def test_from_plan_to_comparison(tmp_path: Path) -> None:
     assert order["paper"] == ["selfcon-star", "selfcon", "selfcon-m"]
     text = call("reproduce", "compare", *RUN, cwd=tmp_path).stdout
     assert "3 of 3 numbers are measured at scale smoke" in text
+    assert all(", ".join(sorted(cell["folders"])) in text for cell in compared["cells"])
     assert "75.4±0.1 | " in call("reproduce", "show", "T10", "--scale", "smoke", cwd=tmp_path).stdout
 
 

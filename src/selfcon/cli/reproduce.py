@@ -132,9 +132,27 @@ def _common(compared: list[Comparison]) -> str:
 
 
 def _text(each: Comparison) -> str:
-    return (
-        each.cell.text if each.verdict is None else f"{each.cell.text} | {each.verdict.mean:.{each.verdict.decimals}f}"
-    )
+    return each.cell.text if each.verdict is None else f"{each.cell.text} | {each.verdict.shown_mean}"
+
+
+def _print_compared(compared: list[Comparison]) -> None:
+    """A line a number: where it stands, the paper's, ours, what that means and the folders it comes from."""
+    if not compared:
+        return
+    lines = [("", "", "", "", "paper", "ours", "", "from")]
+    for each in compared:
+        cell, said = each.cell, each.to_dict()
+        ours = each.verdict.shown_mean if each.verdict is not None else ""
+        place = (cell.exhibit, cell.row, cell.column, cell.quantity)
+        lines.append((*place, cell.text, ours, said["verdict"], ", ".join(sorted(set(said["folders"])))))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        words = (
+            f"{word:>{width}s}" if place in (4, 5) else f"{word:{width}s}"
+            for place, (word, width) in enumerate(zip(line, widths, strict=True))
+            if width
+        )
+        print("  ".join(words).rstrip())
 
 
 def _draw(name: str, out: Path) -> None:
@@ -228,9 +246,8 @@ def _compare(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"cells": [each.to_dict() for each in compared], "orders": orders})
         return 0
-    for each in (one for one in compared if one.ours):
-        cell, verdict = each.cell, each.to_dict()["verdict"]
-        print(f"{cell.exhibit:5s}{cell.row:26s}{cell.column:26s}{cell.quantity:10s}{_text(each):>18s}  {verdict}")
+    for name in dict.fromkeys(each.cell.exhibit for each in compared):
+        _print_compared([each for each in compared if each.ours and each.cell.exhibit == name])
     for order in orders:
         same = f"tau {order['tau']:.2f}"
         print(f"{order['exhibit']:5s}{', '.join(map(str, order['condition'].values()))}, {order['quantity']}, {same}")

@@ -64,7 +64,7 @@ class Cell:
 
     @property
     def recipe(self) -> str:
-        return "-".join(str(self.condition[key]) for key in ("data", "model", "method"))
+        return _recipe_of(self.condition)
 
     @property
     def runs(self) -> bool:
@@ -77,9 +77,8 @@ class Cell:
         condition = dict(self.condition)
         if method is not None:
             condition["method"] = method
-        name = "-".join(str(condition[key]) for key in ("data", "model", "method"))
-        ground = load_recipe(name).settings
-        if condition["method"] in _WITHOUT_EXITS:
+        ground = load_recipe(_recipe_of(condition)).settings
+        if condition.get("method") in _WITHOUT_EXITS:
             condition.pop("exits", None)
         given = {
             key: value for key, value in condition.items() if key in NAMES and key not in ("data", "model", "method")
@@ -220,6 +219,12 @@ def _label(condition: Mapping[str, Any]) -> str:
         str(value) if isinstance(value, str) else f"{name.rpartition('.')[2]} {value}"
         for name, value in condition.items()
     )
+
+
+def _recipe_of(condition: Mapping[str, Any]) -> str:
+    """A recipe of the paper by what it is made of, or one of ours by its name."""
+    named = condition.get("recipe")
+    return str(named) if named else "-".join(str(condition[key]) for key in ("data", "model", "method"))
 
 
 def _tool(entry: Mapping[str, Any], part: Mapping[str, Any], kind: str) -> str | None:

@@ -22,6 +22,14 @@ class Verdict:
     decimals: int = 1
 
     @property
+    def shown_mean(self) -> str:
+        """As many decimals as the paper prints, and two digits of a small number at least."""
+        return f"{self.mean:.{self._decimals_of(self.mean)}f}"
+
+    def _decimals_of(self, number: float) -> int:
+        return max(self.decimals, 1 - math.floor(math.log10(abs(number)))) if 0 < abs(number) < 0.1 else self.decimals
+
+    @property
     def agrees(self) -> bool | None:
         return None if self.margin is None else abs(self.difference) <= self.margin
 
