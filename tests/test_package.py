@@ -104,7 +104,7 @@ def test_make_demo_runs_the_main_job() -> None:
 
 @pytest.mark.parametrize(
     ("options", "accuracy"),
-    [(["--epochs", "12", "--probe.epochs", "20"], 95), pytest.param([], 97, marks=pytest.mark.slow)],
+    [(["--epochs", "12", "--probe.epochs", "20"], 88), pytest.param([], 97, marks=pytest.mark.slow)],
     ids=["part of it", "as it is"],
 )
 def test_the_demo_learns(tmp_path: Path, options: list[str], accuracy: float) -> None:
