@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
+from selfcon.config import make_settings
 from selfcon.errors import UsageError
 from selfcon.paper.exhibits import SCALES, Cell, choose, get_exhibit, identify, list_exhibits
-from selfcon.paper.recipes import list_recipes
+from selfcon.paper.recipes import list_recipes, load_recipe
 from selfcon.paper.verdicts import agreement_of_order, judge
 
 TREE: dict[str, Any] = yaml.safe_load(files("selfcon.paper").joinpath("values.yaml").read_text())
@@ -25,7 +26,7 @@ def cells() -> list[Cell]:
 
 def test_everything_is_there() -> None:
     tables, figures = [f"T{number}" for number in range(1, 18)], [f"F{number}" for number in range(1, 8)]
-    assert list_exhibits() == [*tables, *figures, "text", "robustness"]
+    assert list_exhibits() == [*tables, *figures, "text", "robustness", "beyond"]
     for name in ("T4", "robustness"):
         assert (get_exhibit(name).made_by or "").startswith("selfcon transfer")
     for name in ("T15", "T16", "T17", "F3", "F4", "F5", "F6", "F7"):
@@ -41,9 +42,23 @@ def test_every_cell_that_runs_has_settings() -> None:
             assert cell.recipe in known
             for scale in SCALES:
                 settings = cell.settings(scale)
-                assert settings.method == cell.condition["method"]
+                recipe = load_recipe(cell.recipe).settings
+                assert settings.method == cell.condition.get("method", recipe["method"])
                 if scale != "smoke":
-                    assert (settings.data, settings.model) == (cell.condition["data"], cell.condition["model"])
+                    wanted = [cell.condition.get(key, recipe[key]) for key in ("data", "model")]
+                    assert [settings.data, settings.model] == wanted
+
+
+def test_recipes_of_ours_build_on_others() -> None:
+    best, fast, base = (
+        load_recipe(f"cifar100-resnet18-{name}").settings for name in ("best", "minutes", "selfcon-1stage")
+    )
+    assert best["lr"] == fast["lr"] == base["lr"]
+    assert best["exits"] == fast["exits"] != base["exits"]
+    assert fast["epochs"] < best["epochs"] < base["epochs"]
+    (cell, *_) = get_exhibit("beyond").cells
+    assert cell.settings("full") == make_settings(best)
+    assert cell.settings("short").epochs == best["epochs"] // 5
 
 
 def test_scales_and_conditions() -> None:

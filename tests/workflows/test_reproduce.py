@@ -17,7 +17,7 @@ RUN = ["T10", "--scale", "smoke", "--only", "model=resnet18", "--only", "method=
 
 def test_from_plan_to_comparison(tmp_path: Path) -> None:
     listed = json.loads(call("reproduce", "list", "--json", cwd=tmp_path).stdout)
-    assert len(listed) == 26
+    assert len(listed) == 27
     assert {each["kind"] for each in listed} == {"table", "figure", "text"}
 
     planned = json.loads(call("reproduce", "plan", *RUN, "--device", "cpu", "--json", cwd=tmp_path).stdout)

@@ -32,7 +32,9 @@ _SCALES = {
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("action", choices=ACTIONS, metavar="ACTION", help="list, show, plan, run or compare")
-    parser.add_argument("exhibits", nargs="*", metavar="NAME", help="T1 to T17, F1 to F7, text, robustness, or all")
+    parser.add_argument(
+        "exhibits", nargs="*", metavar="NAME", help="T1 to T17, F1 to F7, text, robustness, beyond, or all"
+    )
     parser.add_argument("--scale", default="short", metavar="STR", help="smoke, short or full (default: short)")
     parser.add_argument("--seeds", default="0", metavar="LIST", help="such as 0,1,2 (default: 0)")
     parser.add_argument(
@@ -51,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
         return _list(options)
     if not options.exhibits:
         raise UsageError(
-            f"selfcon reproduce {options.action} wants to know which: T1, ..., F7, text, robustness or all."
+            f"selfcon reproduce {options.action} wants to know which: T1, ..., F7, text, robustness, beyond or all."
         )
     from selfcon.errors import unknown_name
     from selfcon.paper.exhibits import SCALES, get_exhibit

@@ -70,7 +70,7 @@ class Cell:
     def runs(self) -> bool:
         """Whether it takes training runs, and is no number by definition."""
         trained = self.waits_for is None and self.made_by != COST
-        return trained and self.over != self.condition.get("method")
+        return trained and (self.over is None or self.over != self.condition.get("method"))
 
     def settings(self, scale: str, *, seed: int = 0, method: str | None = None) -> Settings:
         """What to run for it; `method` for another one under the same condition."""
@@ -114,7 +114,7 @@ class Exhibit:
 
 
 def list_exhibits() -> list[str]:
-    """All names: T1 to T17, F1 to F7, text, robustness."""
+    """All names: T1 to T17, F1 to F7, text, robustness, beyond."""
     return list(_book())
 
 

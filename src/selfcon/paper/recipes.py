@@ -64,7 +64,8 @@ def load_recipe(name: str, above: tuple[str, ...] = ()) -> Recipe:
     book = _book()
     if name in book["own"]:
         own = book["own"][name]
-        return Recipe(name, flatten(own["settings"]), own["expected"], own["cost"])
+        below = load_recipe(own["base"]).settings if "base" in own else {}
+        return Recipe(name, {**below, **flatten(own["settings"])}, own["expected"], own["cost"])
     data = max((key for key in book["data"] if name.startswith(f"{key}-")), key=len)
     network = max(
         (key for key in book["data"][data]["networks"] if name[len(data) + 1 :].startswith(f"{key}-")), key=len
