@@ -71,8 +71,9 @@ def _row(each: Comparison) -> str:
     link += "".join(f" [also](results/{folder.name})" for folder in each.folders[1:])
     what = cell.quantity + (f", less that of {cell.minus}" if cell.minus else "")
     what += f" / {cell.over}'s" if cell.over else ""
-    where = ", ".join(str(value) for key, value in cell.condition.items() if key != "method")
-    parts = (cell.condition["method"], f"{where}, {what}", cell.text.replace("±", " ± "), link, verdict.n, verdict)
+    name = next(key for key in ("method", "recipe") if key in cell.condition)
+    where = ", ".join([*(str(value) for key, value in cell.condition.items() if key != name), what])
+    parts = (cell.condition[name], where, cell.text.replace("±", " ± "), link, verdict.n, verdict)
     return f"| {' | '.join(map(str, parts))} |"
 
 
