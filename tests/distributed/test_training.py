@@ -24,6 +24,9 @@ from selfcon.config import make_settings
 from selfcon.losses.gather import join_rows
 from selfcon.networks.sync_norm import synchronise
 from selfcon.training.distributed import World
+from selfcon.training.folder import RunFolder
+from selfcon.training.loop import train
+from selfcon.training.signals import Stop
 from selfcon.training.trainer import Trainer
 from selfcon.workflows.pipeline import make_pretraining
 from selfcon.workflows.task import prepare
@@ -111,6 +114,29 @@ def test_the_first_twenty_steps_on_the_digits(tmp_path: Path) -> None:
     assert len(one) == 20
     assert torch.equal(samples, same)
     torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-5)
+
+
+def train_and_save(rank: int, size: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
+    torch.set_num_threads(1)
+    given = {"data": "digits", "width": 0.125, "batch_size": 256, "epochs": 2, "ema": 0.9, "watch.knn_every": 0}
+    settings, device = make_settings(given), torch.device("cpu")
+    stage = make_pretraining(prepare(settings, device, World(rank, size)), lambda *_: None)
+    run = RunFolder.open(f"{folder}/run", settings, verb="fit") if rank == 0 else RunFolder.follow(f"{folder}/run")
+    # By its own clock the second process would never save, and the first one after every step.
+    trained = train(stage, run, device=device, stop=Stop(), minutes_between_saves=1e-9 if rank == 0 else 5.0)
+    torch.save((dict(stage.module.named_buffers()), dict(trained.module.named_buffers())), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_all_save_when_the_first_does_and_end_with_one_network(tmp_path: Path) -> None:
+    spawn(train_and_save, (2, str(tmp_path)), nprocs=2)
+    assert list((tmp_path / "run" / "checkpoints").glob("*/step-*"))
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    for mine, other in zip(first, second, strict=True):
+        assert any(name.endswith("running_mean") for name in mine)
+        for name, value in mine.items():
+            assert torch.equal(value, other[name]), name
 
 
 def test_in_float64_they_differ_by_nothing_that_matters(place: Path) -> None:

@@ -39,8 +39,23 @@ def test_a_moving_average() -> None:
         layer.running_mean.fill_(5.0)
         assert layer.num_batches_tracked is not None
         layer.num_batches_tracked.fill_(7)
-    average.update(layer)
+    average.update(layer, torch.tensor(1000))
     found = average.module.state_dict()
     torch.testing.assert_close(found["weight"], torch.full((2,), 1.1))
     torch.testing.assert_close(found["running_mean"], torch.full((2,), 0.5))
     assert int(found["num_batches_tracked"]) == 7
+
+
+def test_little_of_the_first_weights_is_left_after_a_short_training() -> None:
+    layer = nn.Linear(1, 1, bias=False).double()
+    with torch.no_grad():
+        layer.weight.fill_(1.0)
+    average = Average(layer, decay=0.9999)
+    with torch.no_grad():
+        layer.weight.fill_(0.0)
+    expected = 1.0
+    for step in range(60):
+        average.update(layer, torch.tensor(step))
+        expected *= (2 + step) / (11 + step)
+    assert average.module.weight.item() == pytest.approx(expected, rel=1e-5)
+    assert expected < 1e-6

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
 from selfcon.data.parts import Part
@@ -47,13 +47,13 @@ class World(Part):
             raise raised
         return found  # type: ignore[no-any-return]
 
-    def anywhere(self, here: bool, device: torch.device) -> bool:
-        """Whether it is so in any process."""
+    def anywhere(self, *here: bool, device: torch.device) -> list[bool]:
+        """Which of these are so in any process."""
         if self.size == 1:
-            return here
-        flag = torch.tensor(float(here), device=device)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-        return bool(flag)
+            return list(here)
+        flags = torch.tensor(here, dtype=torch.float32, device=device)
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+        return [bool(flag) for flag in flags.tolist()]
 
     def everywhere(self, flag: Tensor) -> Tensor:
         """Whether it is so in all processes, as a tensor that nobody has to wait for."""
@@ -70,6 +70,12 @@ class World(Part):
         value = value.clone()
         dist.all_reduce(value)
         return value / self.size
+
+    def level(self, module: nn.Module) -> None:
+        """Give the main process's buffers to all: statistics of batches that each saw for itself differ."""
+        if self.size > 1:
+            for buffer in module.buffers():
+                dist.broadcast(buffer, src=0)
 
     def broadcast(self, tensors: dict[str, Tensor] | None, device: torch.device) -> dict[str, Tensor]:
         """Tensors of the main process, in all of them, in main memory."""

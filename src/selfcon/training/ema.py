@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class Average:
@@ -16,12 +16,20 @@ class Average:
         self.module = copy.deepcopy(module).requires_grad_(False)
 
     @torch.no_grad()
-    def update(self, module: nn.Module) -> None:
-        """Take one step towards the module; counters become the newest."""
+    def update(self, module: nn.Module, step: Tensor) -> None:
+        """Take one step towards the module, whose update number `step` (from 0) was made; counters become the newest.
+
+        Early steps are longer, so that little is left of the weights that training began with: at the n-th update, at
+        most (1 + n) / (10 + n) of the average stays.
+        """
         ours, theirs = ([*each.parameters(), *each.buffers()] for each in (self.module, module))
         pairs = list(zip(ours, theirs, strict=True))
         smooth = [pair for pair in pairs if pair[0].is_floating_point()]
-        torch._foreach_lerp_([mine for mine, _ in smooth], [newest for _, newest in smooth], 1 - self.decay)
+        stays = ((2 + step) / (11 + step)).clamp(max=self.decay)  # a tensor, since the step is recorded and replayed
+        averages = [mine for mine, _ in smooth]
+        steps = torch._foreach_sub([newest for _, newest in smooth], averages)
+        torch._foreach_mul_(steps, 1 - stays)
+        torch._foreach_add_(averages, steps)
         for mine, newest in pairs:
             if not mine.is_floating_point():
                 mine.copy_(newest)

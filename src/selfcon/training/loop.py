@@ -61,6 +61,12 @@ def train(
     worker.restore()
     if worker.epoch >= stage.epochs:
         return worker.result()
+    warmup = worker.trainer.rate.warmup_epochs
+    if 2 * warmup > stage.epochs:
+        say(
+            f"note: {warmup} of {stage.epochs} epochs of {stage.name} are warm-up, so that the learning rate hardly "
+            f"rises: set schedule.warmup_epochs"
+        )
     if worker.samples_seen:
         say(f"{stage.name}: goes on in epoch {worker.epoch + 1} of {stage.epochs}")
     with (
@@ -72,27 +78,44 @@ def train(
             allow_tf32=torch.backends.cudnn.allow_tf32,
         ),
     ):
-        next_save = time.monotonic() + 60 * min(1.0, minutes_between_saves)  # the first one soon
+        saves = _Saves(minutes_between_saves)
         while worker.epoch < stage.epochs:
             for batch in stage.batches(worker.epoch, worker.batch):
                 worker.step(batch)
                 reporter.show(worker.epoch, worker.samples_seen, worker.mean_loss)
-                if worker.told_to_stop(stop):
-                    worker.save()
+                stopped, due = worker.ask(stop, due=saves.due)
+                if stopped or due:
+                    with saves.measured():
+                        worker.save()
+                if stopped:
                     stop.check()
-                if time.monotonic() > next_save:
-                    begun = time.monotonic()
-                    worker.save()
-                    took = time.monotonic() - begun
-                    next_save = time.monotonic() + max(60 * minutes_between_saves, took / _MOST_TIME_SAVING)
             line = worker.end_epoch()
             reporter.end_epoch(line)
             if log is not None:
                 log(line)
         worker.save()
-        if worker.told_to_stop(stop, always=True):
+        if worker.ask(stop, always=True)[0]:
             stop.check()
     return worker.result()
+
+
+class _Saves:
+    """When the next checkpoint is due: the first one soon, then so that little time goes into them."""
+
+    def __init__(self, minutes: float) -> None:
+        self._between = 60 * minutes
+        self._next = time.monotonic() + min(60.0, self._between)
+
+    @property
+    def due(self) -> bool:
+        return time.monotonic() > self._next
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        begun = time.monotonic()
+        yield
+        now = time.monotonic()
+        self._next = now + max(self._between, (now - begun) / _MOST_TIME_SAVING)
 
 
 def memory_format(device: torch.device) -> torch.memory_format:
@@ -137,8 +160,15 @@ class _Worker:
         self.seconds_before, self.peak_before = 0.0, 0
 
     def result(self) -> Trained:
+        self._level()
         self.trainer.close()
         return Trained(self.stage.name, self.trainer.result, self.seconds, self.peak_memory)
+
+    def _level(self) -> None:
+        """What is measured and stored must be one network, whichever process looks at its part of the images."""
+        self.stage.world.level(self.stage.module)
+        if self.trainer.average is not None:
+            self.stage.world.level(self.trainer.average.module)
 
     @property
     def step_number(self) -> int:
@@ -160,17 +190,18 @@ class _Worker:
         """Of this process, for somebody who watches."""
         return float(self.trainer.loss_sum) / max(self.batch, 1)
 
-    def told_to_stop(self, stop: Stop, *, always: bool = False) -> bool:
-        """Whether any process was: all must stop after the same step. Asking makes a GPU wait, so not in every step."""
+    def ask(self, stop: Stop, *, due: bool = False, always: bool = False) -> tuple[bool, bool]:
+        """Whether any process was told to stop, and whether the main one says that a checkpoint is due.
+
+        All must do both after the same step. Asking makes a GPU wait, so several do not in every step.
+        """
         world = self.stage.world
-        if world.size == 1:
-            return stop.by is not None
-        if self.device.type == "cuda" and self.step_number % _STEPS_BETWEEN_QUESTIONS and not always:
-            return False
-        if not world.anywhere(stop.by is not None, self.device):
-            return False
-        stop.by = stop.by or "a signal to another process"
-        return True
+        if world.size > 1 and self.device.type == "cuda" and self.step_number % _STEPS_BETWEEN_QUESTIONS and not always:
+            return False, False
+        stopped, due = world.anywhere(stop.by is not None, due and world.is_main, device=self.device)
+        if stopped:
+            stop.by = stop.by or "a signal to another process"
+        return stopped, due
 
     def step(self, batch: Batch) -> None:
         with self._naming_the_checkpoint():
@@ -196,6 +227,7 @@ class _Worker:
             "loss": float(self.stage.world.mean(self.trainer.loss_sum)) / max(self.batch, 1),
             "lr": self.trainer.rate.at(self.step_number - 1),
         }
+        self._level()
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=torch.backends.cudnn.allow_tf32):  # no search for it
             line |= self.stage.measure(self.epoch, self.trainer.result)
         self.stage.keep(self.epoch, self.trainer.result)

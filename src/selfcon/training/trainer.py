@@ -175,7 +175,7 @@ class Trainer:
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None and not self.skipped:
-            self.average.update(self.stage.module)
+            self.average.update(self.stage.module, self._step)
         self.loss_sum += loss.detach()
 
     def _forward(self, images: Tensor, labels: Tensor) -> Tensor:

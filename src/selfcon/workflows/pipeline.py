@@ -182,6 +182,7 @@ def _run(run: RunFolder, settings: Settings, running: Running, world: World, sto
     net, spent = encoder.module, [encoder]
     assert isinstance(net, MultiExitNetwork)
     if task.method.stages == 2 and probe:
+        forget_peak_memory(device)
         classifiers = work(make_probing(task, net))
         assert isinstance(classifiers.module, nn.ModuleDict)
         net.classifiers.update(dict(classifiers.module.items()))
@@ -207,7 +208,7 @@ def _run(run: RunFolder, settings: Settings, running: Running, world: World, sto
 
 def _check_stop(world: World, stop: Stop, device: torch.device) -> None:
     """Raise StoppedError in all processes if one of them was told to stop."""
-    if world.anywhere(stop.by is not None, device):
+    if any(world.anywhere(stop.by is not None, device=device)):
         stop.by = stop.by or "a signal to another process"
         stop.check()
 
