@@ -21,8 +21,11 @@ def correlated(nats: float, dimensions: int, samples: int) -> tuple[torch.Tensor
     return a, rho * a + math.sqrt(1 - rho**2) * torch.randn(samples, dimensions, generator=generator)
 
 
-@pytest.mark.parametrize("dimensions", [4, 16])
-@pytest.mark.parametrize("nats", [0.5, 1.0, 2.0])
+_NATS = [0.5, 2.0, pytest.param(1.0, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("dimensions", [16, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("nats", _NATS)
 @pytest.mark.parametrize("estimator", ["mine", "nwj"])
 def test_correlated_gaussians(estimator: str, nats: float, dimensions: int) -> None:
     a, b = correlated(nats, dimensions, 20_000)
@@ -31,8 +34,8 @@ def test_correlated_gaussians(estimator: str, nats: float, dimensions: int) -> N
     assert found.resolved
 
 
-@pytest.mark.parametrize("dimensions", [4, 16])
-@pytest.mark.parametrize("nats", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("dimensions", [16, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("nats", _NATS)
 def test_correlated_gaussians_by_infonce(nats: float, dimensions: int) -> None:
     a, b = correlated(nats, dimensions, 10_000)
     found = estimate(a, b, "infonce", seeds=1, steps=600, batch_size=32)

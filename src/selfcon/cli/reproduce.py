@@ -232,7 +232,7 @@ def _comparisons(options: argparse.Namespace) -> list[Comparison]:
 
     folders = [options.out / options.scale, options.results]
     runs = find_runs(folders, parse_data(options.data))
-    return compare(select(options.exhibits, options.only), options.scale, runs, find_costs([*folders, Path()]))
+    return compare(select(options.exhibits, options.only), options.scale, runs, find_costs([Path(), *folders]))
 
 
 def _compare(options: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from selfcon.paper.recipes import count_images
 from selfcon.paper.verdicts import Verdict, agreement_of_order, judge
 from selfcon.progress import say
 from selfcon.workflows.costs import Cost, Estimator
-from selfcon.workflows.findings import costs_of, found_in
+from selfcon.workflows.findings import cost_of, found_in, read_facts
 from selfcon.workflows.pipeline import run_stages
 from selfcon.workflows.task import Running, choose_device
 
@@ -126,12 +126,16 @@ def find_runs(folders: Sequence[Path], data: Mapping[str, str] | None = None) ->
     names = {path: name for name, path in (data or {}).items()}
     for folder in folders:
         for path in sorted(folder.glob("*/results.json")):
-            config = path.parent / "config.yaml"
-            result = json.loads(path.read_text(encoding="utf-8"))
-            if config.is_file() and "accuracy" in result:
+            config, result = path.parent / "config.yaml", read_facts(path)
+            if not config.is_file() or "accuracy" not in result:
+                continue
+            try:
                 settings = make_settings(read_yaml(config))
-                runs = found.setdefault(identify(settings, names.get(settings.data)), [])
-                runs.append(Measured(path.parent, settings, result))
+            except UsageError as error:
+                say(f"note: {path.parent} is left out: {error}")
+                continue
+            runs = found.setdefault(identify(settings, names.get(settings.data)), [])
+            runs.append(Measured(path.parent, settings, result))
     # Of several with the same seed, the one that nothing was watched or kept of on the way.
     chosen: dict[str, list[Measured]] = {}
     for name, runs in found.items():
@@ -182,7 +186,7 @@ def compare(
     compared = []
     for cell in cells:
         if cell.made_by == COST:
-            ours = dict(costs_of(cell, costs or {}))
+            ours = cost_of(cell, costs or {})
         else:
             ours = dict(_numbers(cell, scale, runs)) if cell.runs else {}
         decimals = len(cell.text.partition("±")[0].partition(".")[2])
