@@ -14,7 +14,7 @@ from typing import Any
 
 from selfcon.config import make_settings, read_yaml
 from selfcon.paper.exhibits import get_exhibit, identify
-from selfcon.workflows.reproduce import Comparison, compare, compare_orders, find_runs
+from selfcon.workflows.reproduce import Comparison, compare, compare_orders, describe_order, find_runs
 
 HERE = Path(__file__).parent
 FILES = ("config.yaml", "metrics.jsonl", "results.json", "environment.json")
@@ -54,12 +54,8 @@ def make_table(exhibit: str, scale: str) -> str:
         return "Nothing was measured yet.\n"
     lines = ["| | | paper | ours | seeds | verdict |", "|---|---|---|---|---|---|", *map(_row, measured)]
     for order in compare_orders(compared):
-        what = ", ".join(str(value) for value in order["condition"].values())
-        lines += [
-            "",
-            f"Order of methods ({what}; Kendall's tau {order['tau']:.2f}). "
-            f"Paper: {' > '.join(order['paper'])}. Ours: {' > '.join(order['ours'])}.",
-        ]
+        what, paper, ours = describe_order(order)
+        lines += ["", f"Order of methods ({what}). Paper: {paper}. Ours: {ours}."]
     return "\n".join(lines) + "\n"
 
 
@@ -67,7 +63,7 @@ def _row(each: Comparison) -> str:
     cell, verdict = each.cell, each.verdict
     assert verdict is not None
     spread = "" if verdict.spread is None else f" ± {verdict.spread:.1f}"
-    link = f"[{verdict.mean:.1f}{spread}](results/{each.folders[0].name})"
+    link = f"[{verdict.shown_mean}{spread}](results/{each.folders[0].name})"
     link += "".join(f" [also](results/{folder.name})" for folder in each.folders[1:])
     what = cell.quantity + (f", less that of {cell.minus}" if cell.minus else "")
     what += f" / {cell.over}'s" if cell.over else ""

@@ -14,6 +14,7 @@ from torch import Tensor
 import selfcon
 from selfcon.errors import NonFiniteError, SelfconWarning, UsageError
 from selfcon.losses import Tally, Term, contrastive_loss
+from selfcon.losses.one_stage import OneStage
 from tests.losses import oracle
 
 CONTRASTIVE = [
@@ -261,6 +262,8 @@ def test_sets_and_methods_that_cannot_be_meant() -> None:
     methods: list[tuple[dict[str, Any], str]] = [
         ({"terms": ()}, "contrasts nothing"),
         ({"views": 0}, "one view or more"),
+        ({"one_stage": OneStage()}, "no terms of its own"),
+        ({"one_stage": OneStage(), "terms": (), "views": 2}, "of one view with labels"),
         ({"uses_exits": False, "terms": (Term("G", "F", "F"),)}, "uses_exits must be True"),
     ]
     for changes, words in methods:

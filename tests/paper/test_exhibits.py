@@ -58,7 +58,9 @@ def test_recipes_of_ours_build_on_others() -> None:
     assert fast["epochs"] < best["epochs"] < base["epochs"]
     (cell, *_) = get_exhibit("beyond").cells
     assert cell.settings("full") == make_settings(best)
-    assert cell.settings("short").epochs == best["epochs"] // 5
+    assert cell.settings("short") == cell.settings("full")  # as long as it is meant to be
+    assert cell.is_ours
+    assert cell.runs
 
 
 def test_scales_and_conditions() -> None:
@@ -90,6 +92,11 @@ def test_scales_and_conditions() -> None:
         if cell.over is None
     ]
     assert identify(twice.settings("full")) == identify(once.settings("full"))  # SupCon has no exits to differ in
+
+
+def test_numbers_keep_their_last_zeros() -> None:
+    texts = {cell.text for cell in get_exhibit("T15").cells if cell.quantity.startswith("parameters")}
+    assert texts == {"11.50", "11.89", "16.43"}
 
 
 def test_one_experiment_one_name() -> None:
@@ -162,5 +169,10 @@ def test_verdicts() -> None:
     assert judge(0.59, None, 1, [0.70, 0.705, 0.71], decimals=2).agrees is False
     shown = {value: judge(0.7, None, 1, [value]).shown_mean for value in (0.0384, 0.61, 75.04, 0.0)}
     assert shown == {0.0384: "0.038", 0.61: "0.6", 75.04: "75.0", 0.0: "0.0"}
+    assert judge(73.0, 0.0, 3, [73.15]).agrees  # ±0.0 may be ±0.04
+    aside = judge(75.4, 0.1, 3, [75.3], aside="after a fifth of the epochs")
+    assert aside.agrees is None
+    assert str(aside) == "-0.1 after a fifth of the epochs (n=1)"
+    assert agreement_of_order([1, 2, 3], [10, 10, 10]) is None
     assert agreement_of_order([1, 2, 3], [10, 20, 30]) == 1
     assert agreement_of_order([1, 2, 3], [30, 20, 10]) == -1

@@ -95,6 +95,12 @@ def test_the_papers_number_stands_beside_ours(runs: Path, tmp_path: Path) -> Non
     kept = selfcon.workflows.task.collect_settings("cifar100-resnet18-selfcon", {"epochs": 300, "keep_epochs": [300]})
     (run / "config.yaml").write_text(selfcon.config.write_yaml(kept))
     assert read_page(run).paper["ensemble"].startswith("77.4")
+    ours = selfcon.workflows.task.collect_settings("cifar100-resnet18-best", {})
+    (run / "config.yaml").write_text(selfcon.config.write_yaml(ours))
+    assert read_page(run).paper == {}  # which the paper did not run
+    large = selfcon.workflows.task.collect_settings("imagenet100-resnet18-selfcon", {"epochs": 100})
+    (run / "config.yaml").write_text(selfcon.config.write_yaml(large))
+    assert "400 epochs" in read_page(run).paper["backbone"]
 
 
 def test_a_run_under_way_is_followed(runs: Path, tmp_path: Path) -> None:

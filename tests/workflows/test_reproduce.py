@@ -9,7 +9,7 @@ import pytest
 
 from selfcon.losses.methods import get_method, list_methods
 from selfcon.report.drawings import ITSELF, NEGATIVE, NOTHING, POSITIVE, list_sets
-from selfcon.workflows.reproduce import list_jobs, select
+from selfcon.workflows.reproduce import describe_order, list_jobs, select
 from tests.cli.calling import call
 
 RUN = ["T10", "--scale", "smoke", "--only", "model=resnet18", "--only", "method=selfcon,selfcon-star,selfcon-m"]
@@ -41,9 +41,9 @@ def test_from_plan_to_comparison(tmp_path: Path) -> None:
         assert cell["ours"] == pytest.approx(sum(values) / 2)
         assert "n=2" in cell["verdict"]
     (order,) = compared["orders"]
-    assert order["paper"] == ["selfcon-star", "selfcon", "selfcon-m"]
+    assert order["paper"] == [["selfcon-star"], ["selfcon"], ["selfcon-m"]]
     text = call("reproduce", "compare", *RUN, cwd=tmp_path).stdout
-    assert "3 of 3 numbers are measured at scale smoke" in text
+    assert "3 of 3 numbers are measured, those of training at scale smoke" in text
     assert all(", ".join(sorted(cell["folders"])) in text for cell in compared["cells"])
     assert "75.4±0.1 | " in call("reproduce", "show", "T10", "--scale", "smoke", cwd=tmp_path).stdout
 
@@ -67,6 +67,15 @@ def test_drawn_sets_are_those_of_the_loss(name: str) -> None:
     if method.uses_labels and anchors[0]:
         assert first[next(each for each in names if each.startswith("cat 3"))] == POSITIVE
         assert first[next(each for each in names if each.startswith("bird"))] == NEGATIVE
+
+
+def test_orders_in_words() -> None:
+    order = {"quantity": "backbone", "condition": {"model": "resnet18", "lr": 0.5}, "tau": 0.5}
+    sides = {"paper": [["a"], ["b", "c"]], "ours": [["c"], ["a"], ["b"]]}
+    what, paper, ours = describe_order({**order, **sides})
+    assert what == "resnet18, lr 0.5, backbone; Kendall's tau 0.50"
+    assert (paper, ours) == ("a > b = c", "c > a > b")
+    assert describe_order({**order, **sides, "tau": None})[0].endswith("no order to compare")
 
 
 def test_differences_need_both_runs() -> None:

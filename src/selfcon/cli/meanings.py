@@ -50,7 +50,7 @@ MEANINGS = {
     "lr": "learning rate; None: what suits optimiser and batch",
     "seed": "of everything that is drawn",
     "precision": "of the network's arithmetic",
-    "sync_bn": "normalise over all processes; None: with several",
+    "sync_bn": "normalise over all processes; None: if each sees fewer than 128 images",
     "ema": "average of the weights that is kept, such as 0.999",
     "keep_epochs": "epochs whose encoder is kept",
     **{f"optim.{name}": text for name, text in _OPTIM.items()},

@@ -1,4 +1,4 @@
-"""The paper's experiments by name, with what to expect of them; one by its full name with all that it sets.
+"""The paper's experiments and a few of ours by name, with what to expect; one by its full name with all that it sets.
 
 example: selfcon recipes cifar100-resnet18
          selfcon recipes cifar100-resnet18-selfcon
@@ -26,7 +26,12 @@ def run(options: argparse.Namespace) -> int:
         raise unknown_name("recipe", options.name, names)
     recipes = [load_recipe(name) for name in wanted]
     if options.json:
-        print_json({recipe.name: {"expected": recipe.expected, **recipe.settings} for recipe in recipes})
+        print_json(
+            {
+                recipe.name: {"expected": recipe.expected, "cost": recipe.cost, "settings": recipe.settings}
+                for recipe in recipes
+            }
+        )
     elif len(recipes) == 1:
         print(recipes[0].describe(), end="")
     else:

@@ -36,7 +36,7 @@ def add_arguments(parser: Parser) -> None:
         "exhibits", nargs="*", metavar="NAME", help="T1 to T17, F1 to F7, text, robustness, beyond, or all"
     )
     parser.add_argument("--scale", default="short", metavar="STR", help="smoke, short or full (default: short)")
-    parser.add_argument("--seeds", default="0", metavar="LIST", help="such as 0,1,2 (default: 0)")
+    parser.add_argument("--seeds", default="0", metavar="LIST", help="of plan and run, such as 0,1,2 (default: 0)")
     parser.add_argument(
         "--only", action="append", default=[], metavar="K=V,V", help="leave these cells, may be repeated"
     )
@@ -56,20 +56,27 @@ def run(options: argparse.Namespace) -> int:
             f"selfcon reproduce {options.action} wants to know which: T1, ..., F7, text, robustness, beyond or all."
         )
     from selfcon.errors import unknown_name
-    from selfcon.paper.exhibits import SCALES, get_exhibit
+    from selfcon.paper.exhibits import SCALES
 
     if options.scale not in SCALES:
         raise unknown_name("scale", options.scale, SCALES)
-    for name in options.exhibits if options.exhibits != ["all"] else ():
-        get_exhibit(name)
     actions = {"show": _show, "plan": _plan, "run": _run, "compare": _compare}
     return actions[options.action](options)
 
 
-def _list(options: argparse.Namespace) -> int:
+def _named(options: argparse.Namespace) -> list[str]:
+    """The exhibits that are meant, each of which there is."""
     from selfcon.paper.exhibits import get_exhibit, list_exhibits
 
-    described = [get_exhibit(name).describe() for name in list_exhibits()]
+    if not options.exhibits or "all" in options.exhibits:
+        return list_exhibits()
+    return [get_exhibit(name).name for name in options.exhibits]
+
+
+def _list(options: argparse.Namespace) -> int:
+    from selfcon.paper.exhibits import get_exhibit
+
+    described = [get_exhibit(name).describe() for name in _named(options)]
     if options.json:
         print(json.dumps(described, indent=2))
         return 0
@@ -81,13 +88,13 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from selfcon.paper.exhibits import get_exhibit, list_exhibits
+    from selfcon.paper.exhibits import get_exhibit
 
     compared = _comparisons(options)
     if options.json:
         print_json({"cells": [each.to_dict() for each in compared]})
         return 0
-    for name in list_exhibits() if options.exhibits == ["all"] else options.exhibits:
+    for name in _named(options):
         exhibit = get_exhibit(name)
         print(f"{name}: {exhibit.title} ({exhibit.section} of the paper)")
         if any(each.ours for each in compared if each.cell.exhibit == name):
@@ -180,14 +187,17 @@ def _jobs(options: argparse.Namespace) -> list[Any]:
         seeds = [int(seed) for seed in options.seeds.split(",")]
     except ValueError:
         raise UsageError(f"--seeds wants whole numbers such as 0,1,2, not {options.seeds!r}.") from None
-    cells = select(options.exhibits, options.only)
+    cells = select(_named(options), options.only)
     waiting = [cell.waits_for for cell in cells if cell.waits_for is not None]
     for tool in sorted(set(waiting)):
         say(f"{waiting.count(tool)} of {len(cells)} numbers wait for {tool}")
     made = [cell.made_by for cell in cells if cell.made_by is not None]
     for tool in sorted(set(made)):
         say(f"{made.count(tool)} of {len(cells)} numbers are not of training runs alone: `{tool}` measures them")
-    return list_jobs(cells, options.scale, seeds, parse_data(options.data))
+    jobs = list_jobs(cells, options.scale, seeds, parse_data(options.data))
+    if not jobs:
+        say(f"no training run belongs to {' '.join(options.exhibits)}; selfcon reproduce show tells what does")
+    return jobs
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -219,7 +229,15 @@ def _run(options: argparse.Namespace) -> int:
         jobs, options.out / options.scale, Running.choose(device=options.device, compile=options.compile, log=())
     )
     if not options.json:
-        next_step = "; next: selfcon reproduce compare" if jobs and not failed else ""
+        same = " ".join(f"--data {pair}" for pair in options.data)
+        words = (
+            "selfcon reproduce compare",
+            *options.exhibits,
+            f"--scale {options.scale}",
+            f"--out {options.out}",
+            same,
+        )
+        next_step = f"; next: {' '.join(filter(None, words))}" if jobs and not failed else ""
         print(f"{len(jobs) - len(failed)} of {len(jobs)} runs are done{next_step}")
     else:
         print_json({"runs": len(jobs), "failed": {job.folder: str(error) for job, error in failed}})
@@ -232,11 +250,11 @@ def _comparisons(options: argparse.Namespace) -> list[Comparison]:
 
     folders = [options.out / options.scale, options.results]
     runs = find_runs(folders, parse_data(options.data))
-    return compare(select(options.exhibits, options.only), options.scale, runs, find_costs([Path(), *folders]))
+    return compare(select(_named(options), options.only), options.scale, runs, find_costs([Path(), *folders]))
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from selfcon.workflows.reproduce import compare_orders
+    from selfcon.workflows.reproduce import compare_orders, describe_order
 
     if options.scale == "smoke":
         say(
@@ -251,9 +269,11 @@ def _compare(options: argparse.Namespace) -> int:
     for name in dict.fromkeys(each.cell.exhibit for each in compared):
         _print_compared([each for each in compared if each.ours and each.cell.exhibit == name])
     for order in orders:
-        same = f"tau {order['tau']:.2f}"
-        print(f"{order['exhibit']:5s}{', '.join(map(str, order['condition'].values()))}, {order['quantity']}, {same}")
-        print(f"       paper: {' > '.join(order['paper'])}\n       ours:  {' > '.join(order['ours'])}")
+        what, paper, ours = describe_order(order)
+        print(f"{order['exhibit']}: {what}\n    paper: {paper}\n    ours:  {ours}")
     missing = sum(not each.ours for each in compared)
-    print(f"{len(compared) - missing} of {len(compared)} numbers are measured at scale {options.scale}.")
+    print(
+        f"{len(compared) - missing} of {len(compared)} numbers are measured, those of training at scale "
+        f"{options.scale}."
+    )
     return 0

@@ -54,7 +54,9 @@ def add_settings(parser: Parser) -> None:
     """The common flags, short enough for a screen."""
     for flag, (setting, kind, text) in FLAGS.items():
         parser.add_argument(flag, dest=setting, metavar=kind.__name__.upper(), default=None, help=text)
-    parser.add_argument("--recipe", metavar="NAME", help="defaults of an experiment of the paper, or a FILE.yaml")
+    parser.add_argument(
+        "--recipe", metavar="NAME", help="defaults of an experiment of the paper or of ours, or a FILE.yaml"
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run folder (default: runs/DATA-MODEL-METHOD)")
     parser.add_argument("--overwrite", action="store_true", help="start anew in that folder")
     add_running(parser)

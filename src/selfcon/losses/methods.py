@@ -48,6 +48,8 @@ class Method:
     def __post_init__(self) -> None:
         if isinstance(self.views, bool) or not isinstance(self.views, int) or self.views < 1:
             raise UsageError(f"{self.name} must have one view or more, not {self.views!r}.")
+        if self.one_stage is not None and (self.terms or self.views != 1 or not self.uses_labels):
+            raise UsageError(f"{self.name} trains in one stage, of one view with labels, and has no terms of its own.")
         if self.one_stage is None and not self.terms:
             raise UsageError(f"{self.name} contrasts nothing: it needs a term.")
         if not self.uses_exits and any("G" in (term.anchors, term.positives) for term in self.terms):

@@ -12,7 +12,10 @@ _SURE = 0.975
 
 @dataclass(frozen=True)
 class Verdict:
-    """Our mean, how far it is from the paper's, and how far chance alone would often bring it (None: not known)."""
+    """Our mean, how far it is from the paper's, and how far chance alone would often bring it (None: not known).
+
+    `aside` says why nothing is to be judged, where that is so: the two are not of the same experiment.
+    """
 
     n: int
     mean: float
@@ -20,6 +23,7 @@ class Verdict:
     difference: float
     margin: float | None
     decimals: int = 1
+    aside: str | None = None
 
     @property
     def shown_mean(self) -> str:
@@ -31,10 +35,12 @@ class Verdict:
 
     @property
     def agrees(self) -> bool | None:
-        return None if self.margin is None else abs(self.difference) <= self.margin
+        return None if self.margin is None or self.aside is not None else abs(self.difference) <= self.margin
 
     def __str__(self) -> str:
         off = f"{self.difference:+.{self.decimals}f}"
+        if self.aside is not None:
+            return " ".join(filter(None, (off, self.aside, f"(n={self.n})")))
         if self.margin is None:
             return f"{off}, neither side has a spread (n={self.n})"
         chance = f"chance gives ±{self.margin:.{self.decimals}f}"
@@ -43,16 +49,25 @@ class Verdict:
         return f"{off}, where {chance} (n={self.n})"
 
 
-def judge(value: float, spread: float | None, seeds: int, ours: Sequence[float], decimals: int = 1) -> Verdict:
+def judge(
+    value: float,
+    spread: float | None,
+    seeds: int,
+    ours: Sequence[float],
+    decimals: int = 1,
+    *,
+    aside: str | None = None,
+) -> Verdict:
     """The paper's mean over `seeds` seeds with its spread, against ours.
 
     Both are taken as means of normal draws with one variance, pooled from the spreads that are known: the difference
     is then within t · s · sqrt(1/seeds + 1/n) in 95 of 100 cases, but for what the paper's rounding to so many decimals
-    hides. An unknown number of seeds counts as one.
+    hides: of its mean, and of its spread, where ±0.0 is anything up to 0.05. An unknown number of seeds counts as one.
     """
+    half = 0.5 * 10**-decimals
     n, mean = len(ours), statistics.fmean(ours)
     own = statistics.stdev(ours) if n > 1 else None
-    known = [(seeds - 1, spread)] if spread is not None and seeds > 1 else []
+    known = [(seeds - 1, max(spread, half))] if spread is not None and seeds > 1 else []
     known += [(n - 1, own)] if own is not None else []
     margin = None
     if known:
@@ -60,13 +75,16 @@ def judge(value: float, spread: float | None, seeds: int, ours: Sequence[float],
 
         freedom = sum(weight for weight, _ in known)
         variance = sum(weight * deviation**2 for weight, deviation in known) / freedom
-        rounding = (0.5 * 10**-decimals) ** 2 / 3
-        margin = float(t.ppf(_SURE, freedom)) * math.sqrt(variance * (1 / seeds + 1 / n) + rounding)
-    return Verdict(n, mean, own, mean - value, margin, decimals)
+        margin = float(t.ppf(_SURE, freedom)) * math.sqrt(variance * (1 / seeds + 1 / n) + half**2 / 3)
+    return Verdict(n, mean, own, mean - value, margin, decimals, aside)
 
 
-def agreement_of_order(theirs: Sequence[float], ours: Sequence[float]) -> float:
-    """Kendall's tau-b of two lists: 1 where both put things in the same order, -1 in the opposite one."""
+def agreement_of_order(theirs: Sequence[float], ours: Sequence[float]) -> float | None:
+    """Kendall's tau-b of two lists: 1 where both put things in the same order, -1 in the opposite one.
+
+    None where one of them has no order, since all its values are the same.
+    """
     from scipy.stats import kendalltau
 
-    return float(kendalltau(theirs, ours).statistic)
+    tau = float(kendalltau(theirs, ours).statistic)
+    return None if math.isnan(tau) else tau

@@ -62,7 +62,9 @@ class Estimator:
         """Seconds an image of training and of a forward, bytes kept of an image, and bytes that are there anyway."""
         method = get_method(settings.method)
         size = settings.image_size or 32
-        key = (settings.model, settings.width, settings.exits, size, method.name, settings.precision)
+        network = (settings.model, settings.width, settings.exits, settings.norm, settings.projection_dim)
+        options = tuple(sorted((name, str(value)) for name, value in settings.model_options.items()))
+        key = (*network, options, size, method.name, settings.precision)
         if key in self._known:
             return self._known[key]
         net = create_model(
@@ -98,7 +100,7 @@ class Estimator:
         def forward() -> None:
             images = torch.randn(self.samples, 3, size, size, device=self.device)
             with torch.no_grad(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16):
-                net.eval()(images, upto="backbone")
+                net.eval()(images)
 
         step(2)
         kept = (step(2 * self.samples) - step(self.samples)) / self.samples

@@ -33,7 +33,6 @@ _PICTURES = {
     "cost": "Parameters, multiply-adds, memory and time a step",
     "bounds": "The paper's bounds where the truth is known",
 }
-_LENGTHS = (1000, 500, 200, 100)  # epochs that the paper trains for
 _LARGEST_PICTURE = 20_000_000  # bytes
 
 
@@ -133,17 +132,25 @@ def _paper_cells() -> dict[str, list[tuple[str, str, str]]]:
     found: dict[str, list[tuple[str, str, str]]] = {}
     for exhibit in list_exhibits():
         for cell in get_exhibit(exhibit).cells:
-            if cell.quantity in _ACCURACIES and cell.runs and not (cell.minus or cell.over or cell.made_by):
+            told = cell.quantity in _ACCURACIES and cell.runs and not (cell.minus or cell.over or cell.made_by)
+            if told and not cell.is_ours:
                 key = identify(cell.settings("full"))
                 found.setdefault(key, []).append((cell.quantity, cell.text, exhibit))
     return found
+
+
+@cache
+def _paper_lengths() -> list[int]:
+    """Epochs that the paper trains for, the longest first."""
+    cells = (cell for exhibit in list_exhibits() for cell in get_exhibit(exhibit).cells if cell.runs)
+    return sorted({cell.settings("full").epochs for cell in cells if not cell.is_ours}, reverse=True)
 
 
 def _find_paper(settings: Settings, answers: Sequence[str]) -> dict[str, str]:
     """The paper's accuracy of an experiment for each of our answers, whatever number of epochs was asked for here."""
     exits = [name for name in answers if name not in _ACCURACIES]
     found: dict[str, str] = {}
-    for epochs in (settings.epochs, *_LENGTHS) if answers else ():
+    for epochs in (settings.epochs, *_paper_lengths()) if answers else ():
         asked = make_settings(settings.model_dump(mode="json"), {"epochs": epochs, "keep_epochs": []})
         for quantity, text, exhibit in _paper_cells().get(identify(asked), ()):
             length = "" if epochs == settings.epochs else f", {epochs} epochs"

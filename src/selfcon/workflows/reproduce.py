@@ -12,7 +12,7 @@ from typing import Any
 
 from selfcon.config import Settings, make_settings, read_yaml
 from selfcon.errors import SelfconError, StoppedError, UsageError
-from selfcon.paper.exhibits import COST, Cell, choose, get_exhibit, identify, list_exhibits
+from selfcon.paper.exhibits import COST, Cell, choose, get_exhibit, identify, label
 from selfcon.paper.recipes import count_images
 from selfcon.paper.verdicts import Verdict, agreement_of_order, judge
 from selfcon.progress import say
@@ -21,6 +21,8 @@ from selfcon.workflows.findings import cost_of, found_in, read_facts
 from selfcon.workflows.pipeline import run_stages
 from selfcon.workflows.task import Running, choose_device
 
+ASIDES = {"smoke": "on other images", "short": "after a fifth of the epochs"}
+"""Why runs of a scale are not the paper's experiment; only those of full length are judged by chance."""
 _DIGITS = 1437
 
 
@@ -38,9 +40,8 @@ class Job:
 
 
 def select(exhibits: Sequence[str], only: Sequence[str] = ()) -> list[Cell]:
-    """The cells of these tables and figures (or of `all`) that `only` leaves."""
-    names = list_exhibits() if list(exhibits) == ["all"] else exhibits
-    cells = [cell for name in names for cell in get_exhibit(name).cells]
+    """The cells of these tables and figures that `only` leaves."""
+    cells = [cell for name in exhibits for cell in get_exhibit(name).cells]
     return choose(cells, only) if only else cells
 
 
@@ -190,7 +191,11 @@ def compare(
         else:
             ours = dict(_numbers(cell, scale, runs)) if cell.runs else {}
         decimals = len(cell.text.partition("±")[0].partition(".")[2])
-        verdict = judge(cell.value, cell.spread, cell.seeds, list(ours.values()), decimals) if ours else None
+        aside = "" if cell.made_by == COST else ASIDES.get(scale)
+        if cell.is_ours and scale != "smoke":
+            aside = None
+        numbers = list(ours.values())
+        verdict = judge(cell.value, cell.spread, cell.seeds, numbers, decimals, aside=aside) if ours else None
         compared.append(Comparison(cell, tuple(ours.values()), tuple(ours), verdict))
     return compared
 
@@ -234,12 +239,28 @@ def compare_orders(compared: Sequence[Comparison]) -> list[dict[str, Any]]:
                 "exhibit": exhibit,
                 "quantity": quantity,
                 "condition": rest,
-                "paper": [name for _, name in sorted(zip(theirs, names, strict=True), reverse=True)],
-                "ours": [name for _, name in sorted(zip(ours, names, strict=True), reverse=True)],
+                "paper": _rank(names, theirs),
+                "ours": _rank(names, ours),
                 "tau": agreement_of_order(theirs, ours),
             }
         )
     return orders
+
+
+def _rank(names: Sequence[str], values: Sequence[float]) -> list[list[str]]:
+    """Names by falling value; those with the same value share a place."""
+    places: dict[float, list[str]] = {}
+    for name, value in zip(names, values, strict=True):
+        places.setdefault(value, []).append(name)
+    return [places[value] for value in sorted(places, reverse=True)]
+
+
+def describe_order(order: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Under which condition, the paper's order, and ours, as words."""
+    what = ", ".join(filter(None, (label(order["condition"]), order["quantity"])))
+    tau = "no order to compare" if order["tau"] is None else f"Kendall's tau {order['tau']:.2f}"
+    paper, ours = (" > ".join(" = ".join(names) for names in order[side]) for side in ("paper", "ours"))
+    return f"{what}; {tau}", paper, ours
 
 
 def parse_data(pairs: Sequence[str]) -> dict[str, str]:
