@@ -140,3 +140,24 @@ def test_real_scenes() -> None:
         for task in ("segment", "detect"):
             found = load_scenes(root / name, task)
             assert (len(found.classes), len(found.train), len(found.test)) == expected
+
+
+def test_scenes_are_seen_as_they_are_stored(tmp_path: Path) -> None:
+    root = write_coco(tmp_path)
+    pixels = np.zeros((30, 40, 3), np.uint8)
+    pixels[2:10, 2:12] = 255
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for split in ("train2017", "val2017"):
+        Image.fromarray(pixels).save(root / split / "a.jpg", exif=turned, quality=95)
+    (scene,) = load_scenes(root, "detect").train
+    assert scene.read()[3:9, 3:11].mean() > 200
+
+
+@pytest.mark.parametrize(
+    "changes", [{"segmentation": []}, {"segmentation": [[1.0, 2.0, 3.0, 4.0]]}, {"segmentation": 3}]
+)
+def test_masks_that_cannot_be_drawn_are_named(tmp_path: Path, changes: dict[str, object]) -> None:
+    pytest.importorskip("pycocotools")
+    with pytest.raises(DataError, match=r"a\.jpg has a mask that cannot be drawn"):
+        load_scenes(write_coco(tmp_path, **changes), "segment")

@@ -30,6 +30,7 @@ pytest.importorskip("fastapi")
 
 from starlette.testclient import TestClient
 
+from selfcon.deploy.gallery import Gallery
 from selfcon.deploy.holder import Holder
 from selfcon.deploy.limits import Limits
 from selfcon.deploy.server import make_app
@@ -230,9 +231,45 @@ def test_a_new_model_is_taken_and_a_broken_one_is_not(place: Path, tmp_path: Pat
     (tmp_path / "run" / "model.safetensors").write_bytes(weights[:-100])
     assert not holder.refresh()
     assert holder.model is first
+    (tmp_path / "run" / "model.safetensors").unlink()
+    (tmp_path / "run" / "model.safetensors").mkdir()  # an error of the disk, in place of one
+    assert not holder.refresh()
+    (tmp_path / "run" / "model.safetensors").rmdir()
     (tmp_path / "run" / "model.safetensors").write_bytes(weights)
     assert holder.refresh()
     assert holder.model is not first
+
+
+def test_the_images_shown_belong_to_the_model(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfcon.deploy.server._LOOK_EVERY", 0.02)
+    holder = Holder(place / "run", torch.device("cpu"))
+    old, new = make_gallery(place / "run", "cpu"), make_gallery(place / "run", "cpu")
+    assert old is not None
+    made, asked = threading.Event(), threading.Event()
+
+    def make() -> Gallery | None:
+        asked.set()
+        made.wait(30)
+        return new
+
+    with TestClient(make_app(holder, old, Limits(), make_gallery=make)) as client:
+        assert client.get("/v1/samples").status_code == 200
+        monkeypatch.setattr(holder, "refresh", lambda: not asked.is_set())
+        assert asked.wait(30)
+        assert client.get("/v1/samples").status_code == 404  # of the old model there is nothing to be shown any more
+        made.set()
+        deadline = time.monotonic() + 30
+        while client.get("/v1/samples").status_code != 200 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert client.get("/v1/samples").status_code == 200
+
+
+def test_no_more_images_are_received_than_may_wait(place: Path) -> None:
+    body = json.dumps({"images": [base64.b64encode(png()).decode()] * 3})
+    with TestClient(make_app(Holder(place / "run", torch.device("cpu")), None, Limits(waiting=2))) as client:
+        many = client.post("/v1/embed", content=body, headers={"Content-Type": "application/json"})
+        assert many.status_code == 429
+        assert client.post("/v1/embed", content=png(), headers=PNG).status_code == 200  # and nothing of it stays
 
 
 def begin_request(port: int) -> tuple[socket.socket, bytes]:

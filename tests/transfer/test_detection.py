@@ -92,7 +92,7 @@ def test_map_equals_pycocotools(tmp_path: Path) -> None:
         corner = rng.uniform(0, 50, (4, 2))
         boxes = np.concatenate([corner, corner + rng.uniform(8, 40, (4, 2))], axis=1).astype(np.float32)
         labels, hard = rng.integers(0, 3, 4), np.array([False, False, False, number % 2 == 0])
-        scenes.append(Scene(Path("x.jpg"), (100, 100), boxes, labels, hard, number=number))
+        scenes.append(Scene(Path("x.jpg"), (100, 100), boxes, labels, hard, number=number, crowds=True))
         moved = boxes[:3] + rng.normal(0, 3, (3, 4)).astype(np.float32)
         extra = np.array([[1, 1, 30, 30]], np.float32)
         found.append(
@@ -150,3 +150,22 @@ def test_encoders_that_do_not_fit_are_told() -> None:
     vit = selfcon.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
     with pytest.raises(UsageError, match="three stages"):
         Detector(vit, 3, size=32, mean=[0.5] * 3, std=[0.5] * 3)
+
+
+def test_a_difficult_object_is_no_crowd() -> None:
+    boxes = np.array([[0, 0, 300, 300], [310, 310, 350, 350]], np.float32)
+    labels, hard = np.zeros(2, np.int64), np.array([True, False])
+    found = [
+        {
+            "boxes": torch.tensor([[10.0, 10.0, 60.0, 60.0], [310.0, 310.0, 350.0, 350.0]]),
+            "labels": torch.zeros(2, dtype=torch.long),
+            "scores": torch.tensor([0.9, 0.8]),
+        }
+    ]
+    whole = {**found[0], "boxes": torch.tensor([[0.0, 0.0, 300.0, 290.0], [310.0, 310.0, 350.0, 350.0]])}
+    numbers = {}
+    for crowds in (False, True):
+        scene = Scene(Path("x.jpg"), (400, 400), boxes, labels, hard, crowds=crowds)
+        numbers[crowds] = measure(found, [scene])["map50"]
+        assert measure([whole], [scene])["map50"] == pytest.approx(100)  # who finds it is not punished
+    assert numbers == {False: pytest.approx(50, abs=0.5), True: pytest.approx(100)}

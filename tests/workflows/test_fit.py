@@ -388,3 +388,23 @@ def test_expected_positives_against_draws() -> None:
     drawn = [labels[rng.permutation(1000)[:32]] for _ in range(2000)]
     seen = np.mean([[2 * ((batch == label).sum() - 1) + 1 for label in batch] for batch in drawn])
     assert expected_positives(labels, 32, features_a_sample=2) == pytest.approx(seen, rel=0.02)
+
+
+def test_its_own_folder_is_split_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("one", "two"):
+        (tmp_path / "all" / name).mkdir(parents=True)
+        for number in range(30):
+            pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "all" / name / f"{number}.png")
+    small: Any = {"width": 0.125, "epochs": 1, "batch_size": 16, "image_size": 16, "device": "cpu", "probe.epochs": 1}
+    selfcon.fit(data=str(tmp_path / "all"), out=tmp_path / "run", seed=1, **small)
+    own = selfcon.evaluate(tmp_path / "run", device="cpu")
+    again = selfcon.evaluate(tmp_path / "run", data=str(tmp_path / "run" / ".." / "all"), device="cpu")
+    assert again["accuracy"] == own["accuracy"]
+    capsys.readouterr()
+    (tmp_path / "part").mkdir()
+    for split in ("train", "test"):
+        (tmp_path / "part" / split).symlink_to(tmp_path / "all")
+    selfcon.evaluate(tmp_path / "run", data=str(tmp_path / "part"), device="cpu")
+    assert "48 of the 60 test images of" in capsys.readouterr().err

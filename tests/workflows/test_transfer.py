@@ -133,6 +133,12 @@ def test_corruption(place: Path) -> None:
         assert result["summary"][name]["mean_error"] == pytest.approx(mean)
         assert result["summary"][name]["relative_error"] == pytest.approx(mean - result["clean_error"][name])
     assert transfer.corruption(place / "run", **options) == result
+    folder = place / "run" / "transfer"
+    assert [path.name for path in folder.glob("corruption*.json")] == ["corruption.json"]
+    transfer.corruption(place / "run", **{**options, "severities": [5]})
+    (before,) = folder.glob("corruption-*.json")
+    assert json.loads(before.read_text())["severities"] == [1, 5]
+    assert json.loads((folder / "corruption.json").read_text())["severities"] == [5]
 
 
 def test_imagenet_c_from_disk(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +152,9 @@ def test_imagenet_c_from_disk(place: Path, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("selfcon.workflows.transfer.CORRUPTIONS", ("fog",))
     monkeypatch.setattr("selfcon.workflows.transfer.SEVERITIES", (1, 2))
     options: Any = {"corruptions": ("fog",), "severities": (1, 2), "imagenet_c": tmp_path, "device": "cpu"}
+    result = transfer.corruption(run, **options)
+    assert set(result["summary"]["ensemble"]) == {"mean_error", "relative_error"}  # AlexNet chose among 1,000 classes
+    monkeypatch.setattr("selfcon.workflows.transfer._CLASSES_OF_ALEXNET", 2)
     result = transfer.corruption(run, **options)
     assert set(result["summary"]["ensemble"]) == {"mce", "relative_mce"}
     assert result["errors"]["ensemble"]["fog"] == [50.0, 50.0]  # equal images of two classes

@@ -64,15 +64,16 @@ def from_pillow(image: Image.Image) -> Pixels:
         raise BadImageError(f"The image cannot be read: {str(error).rstrip('.') or type(error).__name__}.") from error
 
 
-def read_image(path: Path) -> Pixels:
-    """The pixels [H, W, 3] of an image file."""
-    return decode(path).pixels
+def read_image(path: Path, *, turn: bool = True) -> Pixels:
+    """The pixels [H, W, 3] of an image file; `turn` as in `decode`."""
+    return decode(path, turn=turn).pixels
 
 
-def decode(path: Path, data: bytes | None = None) -> Decoded:
+def decode(path: Path, data: bytes | None = None, *, turn: bool = True) -> Decoded:
     """The pixels of an image file and what was noticed on the way; BadImageError where there are none.
 
-    With `data`, the contents of the file, it is not read again.
+    With `data`, the contents of the file, it is not read again. `turn` is whether a photograph is turned upright as its
+    EXIF data say; annotations are of the pixels as they are stored.
     """
     try:
         data = path.read_bytes() if data is None else data
@@ -84,7 +85,7 @@ def decode(path: Path, data: bytes | None = None) -> Decoded:
                 )
             if (quick := _decode_jpeg(image, data)) is not None:
                 return Decoded(quick)
-            upright, exif_ignored = _upright(image)
+            upright, exif_ignored = _upright(image) if turn else (image, False)
             return Decoded(_to_rgb(upright, image.format), exif_ignored)
     except Image.DecompressionBombError as error:
         raise BadImageError(f"{path} has more than the {MAX_PIXELS / 1e6:.0f} million pixels allowed.") from error

@@ -36,7 +36,10 @@ _MOST_CLASSES = 254
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """One image and what is in it; `hard` objects (VOC's difficult, COCO's crowds) do not count as found or missed."""
+    """One image and what is in it; `hard` objects (VOC's difficult, COCO's crowds) do not count as found or missed.
+
+    With `crowds` they are areas of many objects, within which nothing found is wrong; else each is one object.
+    """
 
     path: Path
     size: tuple[int, int]  # height and width as annotated
@@ -45,9 +48,11 @@ class Scene:
     hard: npt.NDArray[np.bool_]  # [M]
     draw_mask: Callable[[], Mask] | None = None
     number: int = 0  # COCO's, or the place in the list
+    crowds: bool = False
 
     def read(self) -> Pixels:
-        return read_image(self.path)
+        """As stored: annotations know nothing of how a camera was held."""
+        return read_image(self.path, turn=False)
 
     def mask(self) -> Mask:
         """[H, W]: classes from 1, 0 the background, 255 what does not count."""
@@ -97,6 +102,8 @@ def _check(scenes: Scenes, problems: list[str], task: Task, *, skip_broken: bool
     for split, some in kept.items():
         if not some:
             raise DataError(f"{scenes.name} has no sound scene to {split} with.")
+    if task == "detect" and all(scene.hard.all() for scene in kept["test"]):
+        raise DataError(f"{scenes.name} has no object to be found in the scenes to test on, but for hard ones.")
     return replace(scenes, train=kept["train"], test=kept["test"])
 
 
@@ -114,6 +121,8 @@ def _find_problem(scene: Scene, task: Task) -> str | None:
             shape = scene.mask().shape
         except (OSError, DataError) as error:
             return str(error).rstrip(".")
+        except (LookupError, TypeError, ValueError) as error:
+            return f"{scene.path} has a mask that cannot be drawn ({error!r})"
         return None if shape == (height, width) else f"{scene.path} has a mask of {shape[0]} x {shape[1]}"
     boxes = scene.boxes
     if len(boxes) and bool((boxes[:, 2:] <= boxes[:, :2]).any()):
@@ -267,7 +276,12 @@ def _parse_coco(
         hard.append(bool(thing.get("iscrowd", 0)))
     size = (int(image["height"]), int(image["width"]))
     return Scene(
-        below / name, size, *_as_arrays(boxes, labels, hard), lambda: _paint(size, things, place), number=number
+        below / name,
+        size,
+        *_as_arrays(boxes, labels, hard),
+        lambda: _paint(size, things, place),
+        number=number,
+        crowds=True,
     )
 
 
@@ -278,14 +292,18 @@ def _paint(size: tuple[int, int], things: list[dict[str, Any]], place: dict[int,
     except ImportError:
         raise UsageError("COCO's masks need a package: pip install 'selfcon[transfer]'.") from None
     painted = np.zeros(size, np.uint8)
-    for thing in sorted(things, key=lambda each: -float(each["area"])):
+    drawn = []
+    for thing in things:
         shape = thing["segmentation"]
         if isinstance(shape, list):
             coded = coco.merge(coco.frPyObjects(shape, *size))
         else:
             coded = coco.frPyObjects(shape, *size) if isinstance(shape["counts"], list) else shape
         inside = coco.decode(coded).astype(bool)
-        painted[inside] = IGNORED if thing.get("iscrowd") else place[int(thing["category_id"])] + 1
+        label = IGNORED if thing.get("iscrowd") else place[int(thing["category_id"])] + 1
+        drawn.append((float(thing.get("area", inside.sum())), inside, label))
+    for _, inside, label in sorted(drawn, key=lambda each: -each[0]):
+        painted[inside] = label
     return painted
 
 

@@ -29,6 +29,7 @@ class Wish:
 class _Waiting:
     crop: Pixels
     wish: Wish
+    model: Predictor  # which the crop was made for
     answer: asyncio.Future[Prediction]
 
 
@@ -37,23 +38,22 @@ class Batcher:
 
     def __init__(
         self,
-        model: Callable[[], Predictor],
         *,
         most: int = 64,
         most_waiting: int = 512,
         watch: Callable[[int], None] = lambda size: None,
     ) -> None:
-        self._model, self._most, self._most_waiting, self._watch = model, most, most_waiting, watch
+        self._most, self._most_waiting, self._watch = most, most_waiting, watch
         self._waiting: list[_Waiting] = []
         self._something = asyncio.Event()
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="answer")
 
-    async def ask(self, crops: Sequence[Pixels], wish: Wish) -> list[Prediction]:
-        """The answers for images, in order."""
+    async def ask(self, crops: Sequence[Pixels], wish: Wish, model: Predictor) -> list[Prediction]:
+        """The answers of a model for images that it has cropped, in order."""
         if len(self._waiting) + len(crops) > self._most_waiting:
             raise BusyError
         loop = asyncio.get_running_loop()
-        own = [_Waiting(crop, wish, loop.create_future()) for crop in crops]
+        own = [_Waiting(crop, wish, model, loop.create_future()) for crop in crops]
         self._waiting += own
         self._something.set()
         return list(await asyncio.gather(*(each.answer for each in own)))
@@ -63,8 +63,8 @@ class Batcher:
         loop = asyncio.get_running_loop()
         while True:
             await self._something.wait()
-            wish = self._waiting[0].wish
-            batch = [each for each in self._waiting if each.wish == wish][: self._most]
+            wish, model = self._waiting[0].wish, self._waiting[0].model
+            batch = [each for each in self._waiting if each.wish == wish and each.model is model][: self._most]
             chosen = set(map(id, batch))
             self._waiting = [each for each in self._waiting if id(each) not in chosen]
             if not self._waiting:
@@ -75,7 +75,7 @@ class Batcher:
             self._watch(len(batch))
             crops = [each.crop for each in batch]
             try:
-                found: Sequence[Any] = await loop.run_in_executor(self.thread, self._answer, crops, wish)
+                found: Sequence[Any] = await loop.run_in_executor(self.thread, _answer, model, crops, wish)
             except Exception as error:  # each asks for itself what went wrong
                 found = [error] * len(batch)
             for each, answer in zip(batch, found, strict=True):
@@ -86,5 +86,6 @@ class Batcher:
                 else:
                     each.answer.set_result(answer)
 
-    def _answer(self, crops: Sequence[Pixels], wish: Wish) -> list[Prediction]:
-        return self._model().answer_crops(crops, exit=wish.exit, budget=wish.budget, top=wish.top)
+
+def _answer(model: Predictor, crops: Sequence[Pixels], wish: Wish) -> list[Prediction]:
+    return model.answer_crops(crops, exit=wish.exit, budget=wish.budget, top=wish.top)

@@ -39,8 +39,9 @@ class Holder:
         self.state = now
         try:
             self.model = load(self.folder, self.device)
-        except SelfconError as error:
-            say(f"{self.folder} has changed and cannot be loaded, so the old model stays: {error}")
+        except Exception as error:  # whatever it is, the service goes on
+            why = error if isinstance(error, SelfconError) else repr(error)
+            say(f"{self.folder} has changed and cannot be loaded, so the old model stays: {why}")
             return False
         self.since = time.time()
         say(f"{self.folder} has changed: the new model answers from now on")

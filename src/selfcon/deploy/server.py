@@ -12,7 +12,7 @@ import binascii
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from io import BytesIO
@@ -36,7 +36,9 @@ from selfcon.deploy.holder import Holder
 from selfcon.deploy.insight import look_closer
 from selfcon.deploy.limits import Limits, Rates
 from selfcon.deploy.meters import Meters
+from selfcon.deploy.predictor import Predictor
 from selfcon.errors import BadImageError, UsageError
+from selfcon.progress import say
 
 _LOOK_EVERY = 1.0  # seconds between looks at the run folder
 _PAGE = {
@@ -66,10 +68,19 @@ class Wanted(BaseModel):
     top: int = 1
 
 
-def make_app(holder: Holder, gallery: Gallery | None, limits: Limits, hosts: Sequence[str] = ("*",)) -> FastAPI:
-    """The service for a model; `hosts` are the names that it answers to."""
+def make_app(
+    holder: Holder,
+    gallery: Gallery | None,
+    limits: Limits,
+    hosts: Sequence[str] = ("*",),
+    make_gallery: Callable[[], Gallery | None] = lambda: None,
+) -> FastAPI:
+    """The service for a model; `hosts` are the names that it answers to.
+
+    When the model changes, `make_gallery` is asked for the images that go with the new one.
+    """
     meters, rates = Meters(), Rates(limits.rate)
-    service = _Service(holder, gallery, limits, meters)
+    service = _Service(holder, gallery, limits, meters, make_gallery)
     app = FastAPI(
         title="selfcon",
         version=selfcon.__version__,
@@ -123,12 +134,6 @@ def _refuse(status: int, sentence: str, headers: dict[str, str] | None = None) -
     return JSONResponse({"error": sentence}, status, headers)
 
 
-async def _watch(holder: Holder) -> None:
-    while True:
-        await asyncio.sleep(_LOOK_EVERY)
-        await asyncio.to_thread(holder.refresh)
-
-
 _BODY = {
     "requestBody": {
         "required": True,
@@ -143,22 +148,40 @@ _BODY = {
 class _Service:
     """What each path does."""
 
-    def __init__(self, holder: Holder, gallery: Gallery | None, limits: Limits, meters: Meters) -> None:
+    def __init__(
+        self,
+        holder: Holder,
+        gallery: Gallery | None,
+        limits: Limits,
+        meters: Meters,
+        make_gallery: Callable[[], Gallery | None],
+    ) -> None:
         self.holder, self.gallery, self.limits, self.meters = holder, gallery, limits, meters
-        self.batcher = Batcher(
-            lambda: self.holder.model, most_waiting=limits.waiting, watch=self.meters.batches.observe
-        )
+        self.make_gallery = make_gallery
+        self.batcher = Batcher(most_waiting=limits.waiting, watch=self.meters.batches.observe)
         self.readers = ThreadPoolExecutor(4, thread_name_prefix="read")
+        self.being_read = 0  # images, from before their request is received
 
     @contextlib.asynccontextmanager
     async def life(self, app: FastAPI) -> AsyncIterator[None]:
         """From before the first request to after the last one."""
-        tasks = [asyncio.create_task(self.batcher.work()), asyncio.create_task(_watch(self.holder))]
+        tasks = [asyncio.create_task(self.batcher.work()), asyncio.create_task(self._watch())]
         yield
         for task in tasks:
             task.cancel()
         for pool in (self.batcher.thread, self.readers):
             pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _watch(self) -> None:
+        """Take new models as they come; features of the old one say nothing about the new one."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY)
+            if await asyncio.to_thread(self.holder.refresh) and self.gallery is not None:
+                self.gallery = None
+                try:
+                    self.gallery = await asyncio.to_thread(self.make_gallery)
+                except Exception as error:  # answers do not need it
+                    say(f"note: no images to show beside answers of the new model ({error!r})")
 
     def add_routes(self, app: FastAPI) -> None:
         for path in _PAGE:
@@ -215,11 +238,12 @@ class _Service:
         budget: float | None = None,
     ) -> dict[str, Any]:
         """The likeliest classes of an image (its bytes as the body) or of several (as JSON)."""
-        crops, wish = await self._read(request, Wish(exit, budget, top))
+        model = self.holder.model
+        crops, wish = await self._read(request, Wish(exit, budget, top), model)
         good = [crop for crop in crops if not isinstance(crop, BadImageError)]
         if not good:
             raise crops[0]  # type: ignore[misc]
-        answers = iter(await self.batcher.ask(good, wish))
+        answers = iter(await self.batcher.ask(good, wish, model))
         rows: list[dict[str, Any]] = []
         for crop in crops:
             if isinstance(crop, BadImageError):
@@ -232,27 +256,29 @@ class _Service:
 
     async def embed(self, request: Request) -> dict[str, Any]:
         """The features of every exit, of one image or several."""
-        crops = await self._all_good(request)
-        features = await self._in_turn(lambda: self.holder.model.embed_crops(crops))
+        model = self.holder.model
+        crops = await self._all_good(request, model)
+        features = await self._in_turn(lambda: model.embed_crops(crops))
         return {
             "features": [{name: each[row].tolist() for name, each in features.items()} for row in range(len(crops))]
         }
 
     async def neighbours(self, request: Request, exit: str = "backbone", k: int = 8) -> dict[str, Any]:  # noqa: A002
         """The nearest training images of an image, by the features of an exit."""
-        gallery = self._gallery()
+        gallery, model = self._gallery(), self.holder.model
         if exit not in gallery.features:
             raise UsageError(f"There is no exit {exit!r}; there are {', '.join(gallery.features)}.")
-        crops = await self._all_good(request)
-        features = await self._in_turn(lambda: self.holder.model.embed_crops(crops))
+        crops = await self._all_good(request, model)
+        features = await self._in_turn(lambda: model.embed_crops(crops))
         return {"neighbours": [gallery.neighbours(feature, exit, k) for feature in features[exit]]}
 
     async def explain(self, request: Request, top: int = 5) -> dict[str, Any]:
         """What every exit thinks of an image, and where it looks."""
-        crops = await self._all_good(request)
-        if not 1 <= top <= len(self.holder.model.classes):
-            raise UsageError(f"The likeliest 1 to {len(self.holder.model.classes)} classes can be told, not {top}.")
-        found: dict[str, Any] = await self._in_turn(lambda: look_closer(self.holder.model, crops[0], top=top))
+        model = self.holder.model
+        crops = await self._all_good(request, model)
+        if not 1 <= top <= len(model.classes):
+            raise UsageError(f"The likeliest 1 to {len(model.classes)} classes can be told, not {top}.")
+        found: dict[str, Any] = await self._in_turn(lambda: look_closer(model, crops[0], top=top))
         return found
 
     def samples(self) -> dict[str, Any]:
@@ -275,14 +301,31 @@ class _Service:
         """In the thread that also answers, so that nothing computes at the same time."""
         return await asyncio.get_running_loop().run_in_executor(self.batcher.thread, work)
 
-    async def _all_good(self, request: Request) -> list[Pixels]:
-        crops, _ = await self._read(request, Wish())
+    async def _all_good(self, request: Request, model: Predictor) -> list[Pixels]:
+        crops, _ = await self._read(request, Wish(), model)
         for crop in crops:
             if isinstance(crop, BadImageError):
                 raise crop
         return crops  # type: ignore[return-value]
 
-    async def _read(self, request: Request, wish: Wish) -> tuple[list[Pixels | BadImageError], Wish]:
+    @contextlib.contextmanager
+    def _admitted(self, images: int) -> Iterator[None]:
+        """While so many more images are received and decoded, all of which takes memory."""
+        if self.being_read + images > self.limits.waiting:
+            raise BusyError
+        self.being_read += images
+        try:
+            yield
+        finally:
+            self.being_read -= images
+
+    async def _read(self, request: Request, wish: Wish, model: Predictor) -> tuple[list[Pixels | BadImageError], Wish]:
+        with self._admitted(1):
+            return await self._receive(request, wish, model)
+
+    async def _receive(
+        self, request: Request, wish: Wish, model: Predictor
+    ) -> tuple[list[Pixels | BadImageError], Wish]:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if not kind.startswith("image/") and kind not in ("application/octet-stream", "application/json"):
             raise HTTPException(415, "Send an image as it is, with Content-Type: image/jpeg or so, or several as JSON.")
@@ -294,8 +337,9 @@ class _Service:
                 raise HTTPException(413, f"A request holds at most {self.limits.images} images.")
             images, wish = [_from_base64(each) for each in wanted.images], Wish(wanted.exit, wanted.budget, wanted.top)
         loop = asyncio.get_running_loop()
-        crops = await asyncio.gather(*(loop.run_in_executor(self.readers, self._crop, each) for each in images))
-        return list(crops), wish
+        with self._admitted(len(images) - 1):
+            reading = (loop.run_in_executor(self.readers, self._crop, each, model) for each in images)
+            return list(await asyncio.gather(*reading)), wish
 
     async def _body(self, request: Request) -> bytes:
         too_large = HTTPException(413, f"A request holds at most {self.limits.bytes:,} bytes.")
@@ -315,7 +359,7 @@ class _Service:
             raise HTTPException(400, "The request was broken off.") from None
         return bytes(body)
 
-    def _crop(self, data: bytes) -> Pixels | BadImageError:
+    def _crop(self, data: bytes, model: Predictor) -> Pixels | BadImageError:
         try:
             with contextlib.suppress(Exception), Image.open(BytesIO(data), formats=FORMATS) as image:
                 if image.width * image.height > self.limits.pixels:
@@ -323,7 +367,7 @@ class _Service:
                         f"The image has {image.width} x {image.height} pixels, more than "
                         f"{self.limits.pixels / 1e6:.0f} million."
                     )
-            return self.holder.model.eye.crop(decode(Path("The image"), data).pixels)
+            return model.eye.crop(decode(Path("The image"), data).pixels)
         except BadImageError as error:
             return error
 

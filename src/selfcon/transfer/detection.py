@@ -23,7 +23,7 @@ from torchvision.transforms import functional as tvf
 
 from selfcon.config import Optim, Schedule
 from selfcon.data.scenes import Scene, Scenes
-from selfcon.errors import UsageError
+from selfcon.errors import DataError, UsageError
 from selfcon.evaluation.accuracy import evaluating
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.training.distributed import ALONE, World
@@ -157,18 +157,41 @@ def measure(found: Sequence[Found], scenes: Sequence[Scene]) -> dict[str, float]
     with contextlib.redirect_stdout(io.StringIO()):  # it tells what it does
         truth.createIndex()
         detections.createIndex()
-        evaluation = cocoeval.COCOeval(truth, detections, "bbox")
+        evaluation = _with_single_objects(cocoeval.COCOeval)(truth, detections, "bbox")
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
+    if evaluation.stats[0] < 0:
+        raise DataError("There is no object to be found in the scenes to test on, but for hard ones.")
     return {name: 100 * float(value) for name, value in zip(("map", "map50", "map75"), evaluation.stats, strict=False)}
+
+
+def _with_single_objects(usual: Any) -> Any:
+    """pycocotools' evaluation, for which what does not count is a crowd: a box inside it overlaps it wholly.
+
+    VOC's difficult objects do not count either, but are single ones: a box must overlap them as it must any other.
+    """
+
+    class Evaluation(usual):  # type: ignore[misc]
+        def computeIoU(self, image: int, category: int) -> Any:  # noqa: N802 - theirs
+            things = self._gts[image, category]
+            for each in things:
+                each["iscrowd"] = int(each["crowd"])
+            try:
+                return super().computeIoU(image, category)
+            finally:
+                for each in things:
+                    each["iscrowd"] = int(each["hard"])
+
+    return Evaluation
 
 
 def _as_objects(scenes: Sequence[Scene]) -> Iterator[dict[str, Any]]:
     numbers = itertools.count(1)
     for image, scene in enumerate(scenes):
         for box, label, hard in zip(scene.boxes.astype(float), scene.labels, scene.hard, strict=True):
-            yield {**_as_annotation(next(numbers), image, label, box), "iscrowd": int(hard)}
+            kind = {"iscrowd": int(hard), "hard": bool(hard), "crowd": bool(hard and scene.crowds)}
+            yield {**_as_annotation(next(numbers), image, label, box), **kind}
 
 
 def _as_found(found: Sequence[Found]) -> Iterator[dict[str, Any]]:

@@ -83,6 +83,7 @@ def _write_hub(run: Path, folder: Path) -> list[str]:
     for name in files:
         shutil.copyfile(run / name, target / name)
     net, facts = load_model(run)
+    net.projections.clear()  # which no answer uses
     costs = {
         "parameters": sum(each.numel() for each in net.parameters()),
         "multiply_adds": count_multiply_adds(net, zero_image(net, int(facts["image_size"]))),

@@ -47,7 +47,7 @@ def serve(
         raise UsageError(f"{run_folder} has no classifiers yet: `selfcon probe` trains them.")
     shown = make_gallery(run_folder, device) if gallery else None
     hosts = (*_LOOPBACK, "[::1]") if host in _LOOPBACK else ("*",)
-    app = make_app(holder, shown, Limits(rate=rate), hosts)
+    app = make_app(holder, shown, Limits(rate=rate), hosts, lambda: make_gallery(run_folder, device))
 
     class Server(uvicorn.Server):
         """As uvicorn's, but a signal that was obeyed is no error."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,13 +13,14 @@ import torch
 
 from selfcon.config import Settings, make_settings, read_yaml
 from selfcon.data.resident import Resident, make_resident
-from selfcon.data.source import Images, Source
+from selfcon.data.source import FileImages, Images, Source
 from selfcon.data.sources import load
 from selfcon.data.split import Split
 from selfcon.data.streamed import make_streamed
-from selfcon.errors import UsageError
+from selfcon.errors import SelfconError, UsageError
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.weights import find_timm_weights, load_encoder, read_weights
+from selfcon.progress import say
 from selfcon.training.artifact import build_model, load_model
 from selfcon.workflows.task import choose_device, read_source
 
@@ -51,8 +53,26 @@ class TrainedRun:
         return read_source(self.settings)
 
     def other_source(self, data: str, *, root: str | None = None, seed: int = 0) -> Source:
-        """Other data; named ones lie below `root`, which is that of its own unless it is given."""
-        return load(data, root=root or self.settings.data_root, seed=seed)
+        """Other data; named ones lie below `root`, which is that of its own unless it is given.
+
+        Where they are its own after all, what it was trained on must not become what it is tested on: they are split
+        as they were. Training images that are found among images to test with are told.
+        """
+        own = self.settings.data
+        same = data == own or (Path(own).exists() and Path(data).resolve() == Path(own).resolve())
+        found = load(data, root=root or self.settings.data_root, seed=self.settings.seed if same else seed)
+        self._tell_known(found)
+        return found
+
+    def _tell_known(self, found: Source) -> None:
+        if not isinstance(found.test, FileImages) or not Path(self.settings.data).is_dir():
+            return
+        with suppress(SelfconError):
+            if isinstance(own := self.source.train, FileImages):
+                known = {path.resolve() for path in own.paths}
+                count = sum(path.resolve() in known for path in found.test.paths)
+                if count:
+                    say(f"note: {count:,} of the {len(found.test):,} test images of {found.name} were trained on")
 
     def with_fresh_weights(self, seed: int) -> Self:
         """The same network, untrained."""
@@ -82,7 +102,7 @@ class TrainedRun:
             torch.tensor(self.facts["std"]),
         )
         if self.facts.get("streamed"):
-            return make_streamed(images, size=self.size, device=self.device, like=like)
+            return make_streamed(images, size=self.size, device=self.device, budget=0, like=like)  # read once or twice
         return make_resident(images, size=self.size, device=self.device, like=like)
 
 
@@ -112,6 +132,7 @@ def open_encoder(what: str | Path, device: str = "auto", *, trust: bool = False)
         "image_size": size,
         "mean": list(published.mean),
         "std": list(published.std),
+        "streamed": True,  # seen as large images are, and not kept
     }
     net = build_model(facts["network"])
     load_encoder(net.encoder, read_weights(weights, trust=trust), str(weights))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from selfcon.workflows.trained import TrainedRun, open_encoder, open_run
 
 Result = dict[str, Any]
 MODES = ("linear", "knn", "finetune")
+_CLASSES_OF_ALEXNET = 1000
 _RATES, _DECAYS = (0.003, 0.01, 0.03), (1e-4, 1e-3)
 _SHORTER = 4  # how much shorter runs are that only choose settings
 
@@ -79,6 +81,7 @@ def classify(
             "images": {name: len(images) for name, images in source.splits().items()},
             "image_size": run.size,
             "seed": seed,
+            **({"data_folder": str(Path(data).resolve())} if Path(data).exists() else {}),
         }
         kind = ("-random" if random else "") + (f"-{image_size}px" if image_size else "")
         usual = run.path / "transfer" / f"classify-{Path(source.name).name}{kind}-{seed}"
@@ -235,8 +238,25 @@ def corruption(
         )
         folder = Path(out) if out is not None else Path(run_folder) / "transfer"
         if world.is_main:
-            _write(folder / "corruption.json", result)
+            path = folder / "corruption.json"
+            _keep_larger(path, result)
+            _write(path, result)
     return {**result, "out": str(folder)}
+
+
+def _keep_larger(path: Path, result: Result) -> None:
+    """What was found before stays beside the new result if that is of other or fewer images, corruptions or draws."""
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+        what = {key: before[key] for key in ("images", "severities", "seed", "data")}
+        kinds = sorted(before["errors"]["ensemble"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return
+    if what != {key: result[key] for key in what} or kinds != sorted(result["errors"]["ensemble"]):
+        digest = hashlib.sha256(json.dumps([what, kinds]).encode()).hexdigest()[:8]
+        kept = path.with_name(f"corruption-{digest}.json")
+        path.replace(kept)
+        say(f"What was measured before, with other settings, is now {kept}")
 
 
 def _count_errors(
@@ -264,15 +284,20 @@ def _count_errors(
             for leave, error in _errors(predict(run.net, seen, size=run.size)).items():
                 errors[leave].setdefault(name, []).append(error)
         say(f"{name}: {', '.join(f'{error:.1f}' for error in errors['ensemble'][name])} % wrong (ensemble)")
+    published = imagenet_c is not None and len(run.facts["classes"]) == _CLASSES_OF_ALEXNET
+    if imagenet_c is not None and not published:
+        say("note: mCE is relative to AlexNet's errors among 1,000 classes; with others, mean errors are told")
     return {
         "run": run.name,
         "method": run.settings.method,
         "data": "imagenet-c" if imagenet_c else run.source.name,
         "images": len(some),
+        "severities": list(severities),
+        "seed": None if imagenet_c else seed,
         "clean_error": clean_errors,
         "errors": errors,
         "summary": {
-            leave: mean_corruption_error(each, clean_errors[leave], imagenet=imagenet_c is not None)
+            leave: mean_corruption_error(each, clean_errors[leave], imagenet=published)
             for leave, each in errors.items()
         },
     }
