@@ -50,6 +50,12 @@ class Optim(Section):
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     clip_norm: Positive | None = None
 
+    @model_validator(mode="after")
+    def _check_nesterov(self) -> Optim:
+        if self.nesterov and (self.name != "sgd" or not self.momentum):
+            raise ValueError("nesterov goes with sgd and a momentum above 0")
+        return self
+
 
 class Schedule(Section):
     """How the learning rate moves. `warmup_epochs=None`: 10 for batches of 1024 or more, none for smaller ones."""

@@ -12,12 +12,14 @@ class SelfconError(Exception):
     """Any error this package raises on purpose."""
 
     exit_code: ClassVar[int] = 70
+    of_all = False  # whether every process of a run raises it, so that one of them is enough to tell
 
 
 class UsageError(SelfconError, ValueError):
     """An argument or setting that cannot be meant: a wrong shape, name or value."""
 
     exit_code = 64
+    of_all = True
 
 
 class DataError(SelfconError, ValueError):
@@ -34,6 +36,7 @@ class InputMissingError(SelfconError, FileNotFoundError):
     """Something that was to be read is not there."""
 
     exit_code = 66
+    of_all = True
 
 
 class StorageError(SelfconError, OSError):
@@ -46,6 +49,7 @@ class StoppedError(SelfconError):
     """A signal ended the work; the same command goes on with it."""
 
     exit_code = 75
+    of_all = True
 
 
 class MemoryShortageError(SelfconError, MemoryError):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from selfcon.cli.main import main
 from selfcon.cli.meanings import MEANINGS
 from selfcon.cli.settings import parse_value
 from selfcon.config import NAMES, choices_of_settings
@@ -131,6 +132,19 @@ def test_values_are_read_as_they_are_meant(text: str, value: object) -> None:
     assert parse_value(text) == value
 
 
+def test_what_one_of_several_processes_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.npz").write_bytes(b"nothing")
+    monkeypatch.setenv("RANK", "1")
+    for path, words in ((tmp_path / "broken.npz", "selfcon: process 1: "), (tmp_path / "gone.npz", "")):
+        with pytest.raises(SystemExit):
+            main(["data", "check", str(path)])
+        found = capsys.readouterr()
+        assert (found.out, found.err[: len(words)]) == ("", words)
+        assert bool(found.err) == bool(words)  # what all of them meet, the first one tells
+
+
 @pytest.mark.parametrize("verb", ["fit", "pretrain", "probe", "train", "evaluate", "knn", "doctor", "recipes", "bench"])
 def test_help_fits_a_screen_and_shows_an_example(verb: str, tmp_path: Path) -> None:
     done = run(verb, "--help", cwd=tmp_path, COLUMNS="120")
@@ -171,6 +185,8 @@ def test_selfcon_help_is_quick(tmp_path: Path) -> None:
         (["fit", "digits"], 64, "No option takes the word 'digits'"),
         (["evaluate", "nothing"], 66, "There is no folder nothing"),
         (["probe", "nothing"], 66, "holds no run"),
+        (["fit", "--method", "ce", "--loss.learn_temperature", "true"], 64, "no temperature to learn"),
+        (["fit", "--optim.nesterov", "true"], 64, "nesterov goes with sgd"),
         (["fti"], 64, "did you mean 'fit'"),
     ],
 )

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,25 @@ def test_all_save_when_the_first_does_and_end_with_one_network(tmp_path: Path) -
         assert any(name.endswith("running_mean") for name in mine)
         for name, value in mine.items():
             assert torch.equal(value, other[name]), name
+
+
+def train_in_pieces(rank: int, size: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
+    torch.set_num_threads(1)
+    world, device = World(rank, size), torch.device("cpu")
+    given = {"data": "digits", "width": 0.125, "batch_size": 16, "micro_batch": 4, "sync_bn": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that pieces have statistics of their own
+        stage = make_pretraining(prepare(make_settings(given), device, world), lambda *_: None)
+    trainer = Trainer(stage, device)
+    share = 5 if rank == 0 else 4  # of a last batch of nine
+    trainer.update(torch.randn(share, 3, 16, 16), torch.arange(share) % 2, 0)
+    assert torch.isfinite(trainer.loss_sum)
+    dist.destroy_process_group()
+
+
+def test_unequal_shares_in_pieces(tmp_path: Path) -> None:
+    spawn(train_in_pieces, (2, str(tmp_path)), nprocs=2)
 
 
 def test_in_float64_they_differ_by_nothing_that_matters(place: Path) -> None:

@@ -14,7 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import selfcon
 from selfcon import Exit
+from selfcon.errors import UsageError
 from selfcon.networks.backbones import Shape, create_encoder
+from selfcon.networks.weights import load_encoder
 
 
 def millions(net: nn.Module) -> float:
@@ -194,3 +196,13 @@ def test_gradient_checkpointing_and_dropout_are_timms() -> None:
 def test_without_heads() -> None:
     out = selfcon.create_model("resnet18", width=0.125, projection_dim=None)(torch.randn(2, 3, 32, 32))
     assert (out.projections, out.logits, list(out.features)) == ({}, {}, ["backbone"])
+
+
+def test_weights_of_another_network_are_refused_whatever_they_are_called() -> None:
+    small, large = (selfcon.create_model(name, width=0.125, stem="small").encoder for name in ("resnet18", "resnet34"))
+    for prefix in ("", "encoder.", "module."):
+        weights = {f"{prefix}{name}": value for name, value in large.state_dict().items()}
+        with pytest.raises(UsageError, match="no place for"):
+            load_encoder(small, weights, "file")
+        weights = {f"{prefix}{name}": value for name, value in small.state_dict().items()}
+        load_encoder(small, {**weights, f"{prefix}fc.weight": torch.zeros(3, 3)}, "file")

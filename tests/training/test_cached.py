@@ -83,3 +83,19 @@ def test_as_a_setting(tmp_path: Any) -> None:
         selfcon.fit(out=tmp_path / "bn", micro_batch=16, **keys)
     with pytest.raises(UsageError, match="norm"):
         selfcon.create_model("resnet18", norm="grup")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("samples", "piece", "most"), [(57, 8, None), (7, 3, None), (993, 32, None), (4, 4, 5), (5, 4, 5)]
+)
+def test_pieces_are_of_nearly_the_same_size(
+    monkeypatch: pytest.MonkeyPatch, samples: int, piece: int, most: int | None
+) -> None:
+    taken: list[slice] = []
+    monkeypatch.setattr("selfcon.training.cached._Cached.apply", lambda *given: taken.extend(given[-1]))
+    cached_loss(None, torch.zeros(samples, 1), lambda output: None, views=1, piece=piece, most=most)  # type: ignore[arg-type, return-value]
+    sizes = [each.stop - each.start for each in taken]
+    assert sum(sizes) == samples
+    assert max(sizes) - min(sizes) <= 1
+    assert max(sizes) <= piece
+    assert len(sizes) == -(-(most or samples) // piece)

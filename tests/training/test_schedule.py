@@ -52,3 +52,9 @@ def test_constant_and_chosen_warm_up() -> None:
     settings = Schedule(kind="constant", warmup_epochs=2, warmup_from=0.0)
     rate = plan(1.0, settings, epochs=5, steps_per_epoch=4, batch_size=8)
     assert [rate.at(step) for step in (0, 4, 8, 19)] == pytest.approx([0.0, 0.5, 1.0, 1.0])
+
+
+def test_a_milestone_is_a_whole_epoch_where_it_is_meant_to_be() -> None:
+    settings = Schedule(kind="step", milestones=(0.7,), warmup_epochs=0)
+    rate = plan(1.0, settings, epochs=90, steps_per_epoch=1, batch_size=8)
+    assert [round(rate.at(step), 6) for step in (62, 63)] == [1.0, 0.1]

@@ -6,6 +6,8 @@ Those that take settings are given the words that are no flags, too.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 import warnings
@@ -65,14 +67,15 @@ def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit with its code: 0 done, 64 wrong usage, 65 bad data, and so on as `selfcon.errors` says."""
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
-    with warnings.catch_warnings():
+    silent = contextlib.nullcontext() if speaks() else contextlib.redirect_stdout(io.StringIO())
+    with warnings.catch_warnings(), silent:
         warnings.showwarning = _show_warning
         try:
             sys.exit(run([argument for argument in arguments if argument != "--debug"]))
         except SelfconError as error:
             if debug:
                 raise
-            _say(str(error))
+            _say(str(error), own=not error.of_all)
             if isinstance(error, HungError):
                 sys.stdout.flush()
                 os._exit(error.exit_code)  # leaving as usual would wait for the thread that hangs
@@ -84,12 +87,13 @@ def main(arguments: list[str] | None = None) -> None:
             sys.stdout = None
             sys.exit(0)
         except MemoryError:
-            _say("There is not enough memory for this.")
+            _say("There is not enough memory for this.", own=True)
             sys.exit(_OUT_OF_MEMORY)
         except Exception as error:
             if debug:
                 raise
-            _say(f"This is a bug of selfcon ({type(error).__name__}: {error}); --debug shows where it came from.")
+            what = f"{type(error).__name__}: {error}"
+            _say(f"This is a bug of selfcon ({what}); --debug shows where it came from.", own=True)
             sys.exit(SelfconError.exit_code)
 
 
@@ -160,10 +164,12 @@ def _overview(group: str | None = None) -> str:
     )
 
 
-def _say(sentence: str) -> None:
-    if not speaks():
-        return
-    sys.stderr.write(f"selfcon: {printable(sentence)}\n")
+def _say(sentence: str, *, own: bool = False) -> None:
+    """Tell the user; of several processes the first does, and each of what may be its `own` trouble."""
+    if speaks():
+        sys.stderr.write(f"selfcon: {printable(sentence)}\n")
+    elif own:
+        sys.stderr.write(f"selfcon: process {os.environ['RANK']}: {printable(sentence)}\n")
 
 
 def _show_warning(  # noqa: PLR0917 - as `warnings` calls it

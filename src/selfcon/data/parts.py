@@ -72,6 +72,7 @@ def raise_together() -> Iterator[None]:
     dist.all_gather_object(every, mine)
     first = next((error for error in every if error is not None), None)
     if first is not None:
+        first.of_all = True
         raise first
 
 

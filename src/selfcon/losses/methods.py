@@ -137,13 +137,14 @@ class Method:
         }
         if self.one_stage is None:
             return self.loss(output.projections_bved(self.views), labels, **options)
-        from selfcon.losses.gather import weigh_share
+        from selfcon.losses.gather import weigh_share, world_size
 
         if labels is None:
             raise UsageError(f"{self.name} needs labels.")
         if not output.logits:
             raise UsageError(f"{self.name} needs logits: create the model with num_classes.")
-        loss = logits_loss(output.logits, labels, self.one_stage)
+        alone = gather is False or world_size(process_group) == 1
+        loss = logits_loss(output.logits, labels, self.one_stage, finite=alone)
         if gather is not False:
             loss = loss * weigh_share(len(labels), process_group, loss.device)
         if self.one_stage.contrast:

@@ -22,8 +22,11 @@ class OneStage:
     softening: float = 3.0
 
 
-def logits_loss(logits: Mapping[str, Tensor], labels: Tensor, weights: OneStage) -> Tensor:
-    """The part of a one-stage loss that needs logits [B, C] by exit, the backbone's first."""
+def logits_loss(logits: Mapping[str, Tensor], labels: Tensor, weights: OneStage, *, finite: bool = True) -> Tensor:
+    """The part of a one-stage loss that needs logits [B, C] by exit, the backbone's first.
+
+    `finite` is whether infinite ones are refused; of several processes, none may be alone in raising.
+    """
     from torch.nn.functional import cross_entropy
 
     from selfcon.losses.objective import check_labels, raised
@@ -31,7 +34,7 @@ def logits_loss(logits: Mapping[str, Tensor], labels: Tensor, weights: OneStage)
     names = list(logits)
     backbone = raised(logits[names[0]])
     check_labels(labels, len(backbone), backbone.device)
-    _check_on_the_cpu(logits, labels)
+    _check_on_the_cpu(logits, labels, finite=finite)
     labels = labels.long()
     loss = cross_entropy(backbone, labels)
     for name in names[1:]:
@@ -52,14 +55,14 @@ def soft_divergence(teacher: Tensor, student: Tensor, softening: float) -> Tenso
     return kl_div(guess, target, reduction="batchmean", log_target=True) * softening**2
 
 
-def _check_on_the_cpu(logits: Mapping[str, Tensor], labels: Tensor) -> None:
+def _check_on_the_cpu(logits: Mapping[str, Tensor], labels: Tensor, *, finite: bool) -> None:
     import torch
 
     # On a GPU the answers would make the host wait; there a wrong label stops PyTorch's own kernel, and NaN stays NaN.
     if labels.device.type != "cpu" or torch.compiler.is_compiling():
         return
     for name, values in logits.items():
-        if not values.detach().isfinite().all():
+        if finite and not values.detach().isfinite().all():
             raise NonFiniteError(f"logits of {name} hold NaN or infinity.")
         classes = values.shape[1]
         wrong = labels[(labels < 0) | (labels >= classes)]

@@ -28,7 +28,11 @@ def term_sums(
 ) -> tuple[Tensor, Tensor]:
     """As `dense.term_sums`, for a contrast that holds the features of this process alone."""
     z = contrast.features
-    tau = temperature.to(z) if isinstance(temperature, Tensor) else torch.full((), temperature).to(z)
+    tau = (
+        temperature.to(z)
+        if isinstance(temperature, Tensor)
+        else torch.full((), temperature, dtype=z.dtype, device=z.device)
+    )
     sums: Tensor
     counts: Tensor
     sums, counts = _Ring.apply(z, tau, contrast, tuple(terms), process_group)

@@ -106,7 +106,7 @@ def load_encoder(encoder: nn.Module, weights: dict[str, Tensor], name: str) -> N
     spare = [
         key.removeprefix(prefix) for key in weights if key.startswith(prefix) and key.removeprefix(prefix) not in wanted
     ]
-    if others := [key for key in spare if prefix == "" and not key.startswith(_HEADS)]:
+    if others := [key for key in spare if not key.startswith(_HEADS)]:
         raise UsageError(f"{name} holds weights that this network has no place for: {name_some(others)}.")
     encoder.load_state_dict(found, strict=False)
 

@@ -36,6 +36,8 @@ def save_model(run: RunFolder, net: MultiExitNetwork, facts: dict[str, Any]) -> 
 
 def save_encoder(run: RunFolder, epoch: int, module: nn.Module) -> None:
     """The weights of one epoch, for those who want to look at how they came about."""
+    if run.follows:
+        return
     (run.path / "encoders").mkdir(exist_ok=True)
     state = module.state_dict()
     data = save_tensors({name: state[name].cpu().contiguous() for name in sorted(state)})

@@ -8,6 +8,7 @@ statistics. `norm="group"` has none of this.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,13 +24,20 @@ from selfcon.networks.multi_exit import MultiExitNetwork, Output
 Loss = Callable[[Output], Tensor]
 
 
-def cached_loss(net: MultiExitNetwork, images: Tensor, loss: Loss, *, views: int, piece: int) -> Tensor:
-    """`loss(net(images))` for images [V·B, 3, S, S], never more than `piece` samples in the network at a time."""
+def cached_loss(
+    net: MultiExitNetwork, images: Tensor, loss: Loss, *, views: int, piece: int, most: int | None = None
+) -> Tensor:
+    """`loss(net(images))` for images [V·B, 3, S, S], never more than `piece` samples in the network at a time.
+
+    `most` are the samples of the process that has most of them, since all must cut theirs into as many pieces: layers
+    may look at those of the others.
+    """
     samples = len(images) // views
-    if samples <= piece:
+    pieces = min(samples, math.ceil((most or samples) / piece))
+    if pieces <= 1:
         return loss(net(images))
-    piece = math.ceil(samples / math.ceil(samples / piece))  # nearly equal pieces, so that none is left with one sample
-    parts = [slice(first, min(first + piece, samples)) for first in range(0, samples, piece)]
+    ends = [samples * number // pieces for number in range(pieces + 1)]  # none is smaller than another by two
+    parts = [slice(first, last) for first, last in itertools.pairwise(ends)]
     hook = torch.zeros((), device=images.device, requires_grad=True)  # so that autograd asks for the gradient
     value: Tensor = _Cached.apply(hook, net, images, loss, views, parts)
     return value

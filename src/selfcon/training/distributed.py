@@ -44,6 +44,7 @@ class World(Part):
         dist.broadcast_object_list(told)
         found, raised = told[0]
         if raised is not None:
+            raised.of_all = True
             raise raised
         return found  # type: ignore[no-any-return]
 
@@ -54,6 +55,14 @@ class World(Part):
         flags = torch.tensor(here, dtype=torch.float32, device=device)
         dist.all_reduce(flags, op=dist.ReduceOp.MAX)
         return [bool(flag) for flag in flags.tolist()]
+
+    def most(self, number: int, device: torch.device) -> int:
+        """The largest of the numbers that the processes have."""
+        if self.size == 1:
+            return number
+        found = torch.tensor(number, device=device)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return int(found)
 
     def everywhere(self, flag: Tensor) -> Tensor:
         """Whether it is so in all processes, as a tensor that nobody has to wait for."""
@@ -113,6 +122,12 @@ def _meet(backend: str) -> None:
     dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=_PATIENCE)
 
 
+def _lost() -> SelfconError:
+    error = SelfconError(_LOST)
+    error.of_all = True
+    return error
+
+
 @contextmanager
 def join(device: torch.device) -> Iterator[World]:
     """Meet the other processes, if torchrun started any, and part from them in the end."""
@@ -127,10 +142,10 @@ def join(device: torch.device) -> Iterator[World]:
     try:
         yield World(dist.get_rank(), dist.get_world_size())
     except dist.DistError as error:
-        raise SelfconError(_LOST) from error
+        raise _lost() from error
     except RuntimeError as error:
         if "gloo" in str(error) or "NCCL" in str(error):
-            raise SelfconError(_LOST) from error
+            raise _lost() from error
         raise
     finally:
         if joined:

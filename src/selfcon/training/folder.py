@@ -41,6 +41,11 @@ class RunFolder:
         self.path = path
         self._lock = lock
 
+    @property
+    def follows(self) -> bool:
+        """Whether another process writes."""
+        return self._lock is None
+
     @classmethod
     def follow(cls, path: str | Path) -> Self:
         """The folder for a process that another one writes for."""

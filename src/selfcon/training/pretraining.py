@@ -109,7 +109,11 @@ class Pretraining(Stage):
         )
         if self._settings.micro_batch is None:
             return loss(self.net(images))
-        return cached_loss(self.net, images, loss, views=self._method.views, piece=self._settings.micro_batch)
+        share, world = len(labels), self.world
+        most = share if share * world.size == self.batch_size else world.most(share, labels.device)
+        return cached_loss(
+            self.net, images, loss, views=self._method.views, piece=self._settings.micro_batch, most=most
+        )
 
     def measure(self, epoch: int, module: nn.Module) -> dict[str, float]:
         found = {} if self._learned is None else {"temperature": float(self._learned.temperature.detach())}

@@ -38,7 +38,9 @@ class LearningRate:
         if self.settings.kind == "constant":
             return self.base
         if self.settings.kind == "step":
-            return self.base * self.settings.gamma ** sum(epoch > m * self.epochs for m in self.settings.milestones)
+            return self.base * self.settings.gamma ** sum(
+                epoch > round(m * self.epochs, 6) for m in self.settings.milestones
+            )
         floor = self.base * self.settings.floor
         return floor + (self.base - floor) * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
 

@@ -92,7 +92,7 @@ class Estimator:
                 torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
                 torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16),
             ):
-                loss = method.loss_from_output(net(images), labels)
+                loss = method.loss_from_output(net(images), labels, gather=False)  # other processes are elsewhere
             loss.backward()
             net.zero_grad(set_to_none=True)
             return sum(storages.values())

@@ -145,7 +145,9 @@ def run_stages(
         world.tell(lambda: opened.append(RunFolder.open(out, settings, verb=verb, overwrite=overwrite)))
         folder = opened[0] if opened else RunFolder.follow(out)
         with folder as run, explaining_shortage(settings, running.device):
-            return _work(run, settings, running, world, probe=probe)
+            result = _work(run, settings, running, world, probe=probe)
+            world.tell(lambda: None)  # nobody goes on before everything is written
+            return result
 
 
 def _work(run: RunFolder, settings: Settings, running: Running, world: World, *, probe: bool) -> Result:

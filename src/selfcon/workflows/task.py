@@ -188,7 +188,9 @@ class Task:
 
     def check_batches(self) -> None:
         """Refuse images too small for the network, and a last batch of one where batch normalisation needs more."""
-        alone = len(self.train) % self.settings.batch_size * self.method.views == 1
+        last = len(self.train) % self.settings.batch_size
+        together = self.world.size == 1 or self._synchronises()
+        alone = (last if together else last // self.world.size) * self.method.views == 1
         options = self.network_options(classifiers=False)
         name, exits, more = options.pop("name"), parse_exits(options.pop("exits")), options.pop("options")
         more.pop("pretrained", None)
@@ -206,8 +208,9 @@ class Task:
             if not alone:
                 raise
             raise UsageError(
-                f"The last batch of an epoch would hold one image, too few for batch normalisation at {self.size} "
-                f"pixels: choose another --batch-size than {self.settings.batch_size}."
+                f"The last batch of an epoch would hold one image{'' if together else ' for a process'}, too few for "
+                f"batch normalisation at {self.size} pixels: choose another --batch-size than "
+                f"{self.settings.batch_size}."
             ) from error
 
     def check_shares(self) -> None:
@@ -258,6 +261,8 @@ def check_settings(settings: Settings) -> Method:
     exits = parse_exits(settings.exits)
     if method.uses_exits and not exits:
         raise UsageError(f"{method.name} needs a sub-network: give it exits, such as --exits 2:fc.")
+    if settings.loss.learn_temperature and method.one_stage is not None and not method.one_stage.contrast:
+        raise UsageError(f"{method.name} contrasts nothing, so there is no temperature to learn.")
     try:
         with torch.device("meta"), warnings.catch_warnings():  # a network without weights: names and shapes only
             warnings.simplefilter("ignore")
