@@ -3,9 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+import selfcon
+from selfcon.data.resident import make_resident
 from selfcon.errors import UsageError
 from selfcon.evaluation import knn
-from selfcon.evaluation.accuracy import Predictions, summarise, with_ensemble
+from selfcon.evaluation.accuracy import Predictions, predict, summarise, top1_of, with_ensemble
 
 
 def test_the_ensemble_is_the_mean_of_the_logits() -> None:
@@ -21,10 +23,18 @@ def test_the_ensemble_is_the_mean_of_the_logits() -> None:
 def test_top5_is_absent_below_six_classes() -> None:
     def table(classes: int) -> dict[str, dict[str, float]]:
         predictions = Predictions({"ensemble": torch.eye(classes)}, torch.arange(classes))
-        return summarise(predictions, predictions)
+        return summarise(predictions, predictions.top(1))
 
     assert table(5) == {"ensemble": {"top1": 100.0, "train_top1": 100.0}}
     assert table(6) == {"ensemble": {"top1": 100.0, "top5": 100.0, "train_top1": 100.0}}
+
+
+def test_counting_is_as_good_as_keeping() -> None:
+    data = make_resident(selfcon.data.load("digits").test, size=16, device=torch.device("cpu"))
+    net = selfcon.create_model("resnet18", exits="2:fc", width=0.125, image_size=16, num_classes=10)
+    kept = predict(net, data, batch_size=100).top(1)
+    assert top1_of(net, data, batch_size=70) == pytest.approx(kept)
+    assert list(kept) == ["backbone", "exit2", "ensemble"]
 
 
 def test_neighbours_against_a_loop() -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from selfcon.config import Settings
 from selfcon.data.streamed import Streamed
 from selfcon.errors import UsageError
-from selfcon.evaluation.accuracy import embed, predict, summarise
+from selfcon.evaluation.accuracy import embed, predict, summarise, top1_of
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.weights import check_weights
 from selfcon.progress import say
@@ -193,7 +193,7 @@ def _run(run: RunFolder, settings: Settings, running: Running, world: World, sto
         _write_model(task, net, run)
         return _write_result(task, run, spent, {})
     test = predict(net, task.test, size=task.size)
-    accuracy = {"accuracy": summarise(test, predict(net, task.train, size=task.size))}
+    accuracy = {"accuracy": summarise(test, top1_of(net, task.train, size=task.size))}
     if task.val is not None:
         accuracy["held_out_accuracy"] = summarise(predict(net, task.val, size=task.size))
     features = embed(net, task.test, size=task.size)
