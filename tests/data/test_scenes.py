@@ -161,3 +161,9 @@ def test_masks_that_cannot_be_drawn_are_named(tmp_path: Path, changes: dict[str,
     pytest.importorskip("pycocotools")
     with pytest.raises(DataError, match=r"a\.jpg has a mask that cannot be drawn"):
         load_scenes(write_coco(tmp_path, **changes), "segment")
+
+
+def test_other_annotations_are_other_scenes(tmp_path: Path) -> None:
+    first = load_scenes(write_coco(tmp_path / "a" / "coco"), "detect").fingerprint()
+    assert load_scenes(write_coco(tmp_path / "b" / "coco"), "detect").fingerprint() == first
+    assert load_scenes(write_coco(tmp_path / "c" / "coco", bbox=[2, 2, 10, 9]), "detect").fingerprint() != first

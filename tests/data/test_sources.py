@@ -272,6 +272,22 @@ def test_torchvision_names_that_keep_files(tmp_path: Path, patches: Any) -> None
     assert (source.classes, source.train.labels.tolist()) == (("apple_pie", "waffles"), [0, 1])
 
 
+def test_validation_images_of_their_authors(tmp_path: Path) -> None:
+    labels = tmp_path / "dtd" / "dtd" / "labels"
+    labels.mkdir(parents=True)
+    for number, split in enumerate(("train", "val", "test")):
+        names = [f"{kind}/{kind}_{number}.jpg" for kind in ("banded", "zigzagged")]
+        (labels / f"{split}1.txt").write_text("\n".join(names) + "\n")
+        for name in names:
+            path = tmp_path / "dtd" / "dtd" / "images" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (9, 8), (number, 0, 0)).save(path)
+    source = selfcon.data.load("dtd", root=tmp_path)
+    assert source.val is not None
+    assert [len(images) for images in source.splits().values()] == [2, 2, 2]
+    assert list(source.splits()) == ["train", "val", "test"]
+
+
 def test_damaged_torchvision_files(tmp_path: Path) -> None:
     raw = _made(tmp_path / "MNIST" / "raw")
     for name in (

@@ -24,6 +24,7 @@ class Named:
     train: dict[str, Any]
     test: dict[str, Any]
     may_flip: bool = True
+    val: dict[str, Any] | None = None  # where its authors have such images
 
 
 _BOOLEAN: tuple[dict[str, Any], dict[str, Any]] = ({"train": True}, {"train": False})
@@ -38,8 +39,8 @@ NAMED = {
     "svhn": Named("SVHN", "train_32x32.mat and test_32x32.mat", *_SPLIT, may_flip=False),
     "stl10": Named("STL10", "stl10_binary", *_SPLIT),
     "food101": Named("Food101", "food-101", *_SPLIT),
-    "flowers102": Named("Flowers102", "flowers-102", *_SPLIT),
-    "dtd": Named("DTD", "dtd", *_SPLIT),
+    "flowers102": Named("Flowers102", "flowers-102", *_SPLIT, val={"split": "val"}),
+    "dtd": Named("DTD", "dtd", *_SPLIT, val={"split": "val"}),
     "oxford-iiit-pet": Named("OxfordIIITPet", "oxford-iiit-pet", {"split": "trainval"}, {"split": "test"}),
     "stanford-cars": Named("StanfordCars", "stanford_cars", *_SPLIT),
     "fgvc-aircraft": Named("FGVCAircraft", "fgvc-aircraft-2013b", {"split": "trainval"}, {"split": "test"}),
@@ -56,6 +57,7 @@ def load_named(name: str, root: Path, *, download: bool) -> Source:
         with guarded_torchvision():
             train = create(root, download=download, **entry.train)
             test = create(root, download=download, **entry.test)
+            val = None if entry.val is None else create(root, download=download, **entry.val)
     except SelfconError:
         raise
     except (AssertionError, ValueError, EOFError) as error:
@@ -77,6 +79,7 @@ def load_named(name: str, root: Path, *, download: bool) -> Source:
             classes=_classes(train),
             train=_images(train, f"{name} train", entry.may_flip),
             test=_images(test, f"{name} test", entry.may_flip),
+            val=None if val is None else _images(val, f"{name} val", entry.may_flip),
         )
     )
 

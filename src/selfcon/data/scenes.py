@@ -6,6 +6,7 @@ from 1, and 255 stands for what does not count.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -69,6 +70,14 @@ class Scenes:
     classes: tuple[str, ...]
     train: Sequence[Scene]
     test: Sequence[Scene]
+
+    def fingerprint(self) -> str:
+        """A hash of which files there are, how large, and what is annotated in them."""
+        found = hashlib.sha256(json.dumps([self.name, self.classes]).encode())
+        for scene in (*self.train, *self.test):
+            facts = [scene.path.name, scene.path.stat().st_size, scene.size, scene.labels.tolist(), scene.hard.tolist()]
+            found.update(json.dumps(facts).encode() + scene.boxes.tobytes())
+        return found.hexdigest()
 
 
 def load_scenes(folder: str | Path, task: Task, *, skip_broken: bool = False) -> Scenes:

@@ -60,6 +60,7 @@ class SceneSettings(Section):
     encoder_sha256: str
     random: bool
     data: str
+    data_sha256: str = ""
     skip_broken: bool
     image_size: int
     epochs: Count
@@ -102,6 +103,7 @@ def _learn_scenes(task: TaskName, what: str | Path, data: str, options: SceneOpt
         **told,
     )
     scenes = load_scenes(settings.data, task, skip_broken=settings.skip_broken)
+    settings = settings.model_copy(update={"data_sha256": scenes.fingerprint()})
     kind = "random" if settings.random else "encoder"
     usual = encoder.path / "transfer" / f"{task}-{Path(settings.data).name}-{kind}-{settings.seed}"
     folder = Path(out) if out is not None else usual
