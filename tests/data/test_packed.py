@@ -216,3 +216,22 @@ def test_a_name_that_leads_elsewhere_is_refused(name: str, folder: Path, tmp_pat
     packed = selfcon.data.pack(Source(name, source.classes, source.train, source.test), tmp_path / "x.pack")
     with pytest.raises(UnsafeError, match="its name is"):
         selfcon.data.load(packed)
+
+
+def test_jpegs_stay_as_they_are_wherever_they_come_from(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for split in ("train", "test"):
+        for name in ("a", "b"):
+            (tmp_path / "photos" / split / name).mkdir(parents=True)
+            pixels = rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / split / name / "x.jpg", quality=80)
+    source = selfcon.data.load(tmp_path / "photos")
+    once = selfcon.data.load(selfcon.data.pack(source, tmp_path / "once.pack", encoded=True))
+    again = selfcon.data.load(selfcon.data.pack(once, tmp_path / "again.pack", encoded=True))
+    selfcon.data.write_shards(source, tmp_path / "shards", images_each=10)
+    sharded = selfcon.data.load(tmp_path / "shards")
+    packed = selfcon.data.load(selfcon.data.pack(sharded, tmp_path / "sharded.pack", encoded=True))
+    for index in range(2):
+        for other in (once, again):
+            assert np.array_equal(other.train[index], source.train[index])
+        assert np.array_equal(packed.train[index], sharded.train[index])

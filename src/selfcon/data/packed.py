@@ -24,6 +24,7 @@ from PIL import Image
 
 from selfcon.data.images import MAX_PIXELS, Pixels, decode
 from selfcon.data.scan import in_threads
+from selfcon.data.shards import ShardedImages
 from selfcon.data.source import ArrayImages, FileImages, Images, Source, check_source
 from selfcon.data.splits import Labels
 from selfcon.errors import BadImageError, DataError, SelfconError, StorageError, UnsafeError, UsageError
@@ -73,9 +74,13 @@ class EncodedImages(Images):
     name: str
     may_flip: bool = True
 
+    def contents(self, index: int) -> tuple[str, bytes]:
+        """A name for the sample, and its image file."""
+        return self.describe(index), self.flat[int(self.starts[index]) : int(self.ends[index])].tobytes()
+
     def __getitem__(self, index: int) -> Pixels:
-        data = self.flat[int(self.starts[index]) : int(self.ends[index])].tobytes()
-        return decode(Path(self.describe(index)), data).pixels
+        name, data = self.contents(index)
+        return decode(Path(name), data).pixels
 
     def take(self, indices: Labels) -> Self:
         return replace(self, starts=self.starts[indices], ends=self.ends[indices], labels=self.labels[indices])
@@ -173,7 +178,7 @@ def _write(file: BinaryIO, source: Source, form: Form) -> None:
         for raw, pixels in track(_read(images), f"Packing {split}", len(images)):
             origin.update(len(raw).to_bytes(8, "little"))
             origin.update(raw)
-            data, shape = form.shape(raw, pixels, is_file=isinstance(images, FileImages))
+            data, shape = form.shape(raw, pixels, is_file=isinstance(images, _OF_FILES))
             shapes.append(shape)
             file.write(data)
             content.update(data)
@@ -198,8 +203,14 @@ def _write(file: BinaryIO, source: Source, form: Form) -> None:
     file.write(room.to_bytes(8, "little") + header.ljust(room))
 
 
+_OF_FILES = (FileImages, EncodedImages, ShardedImages)
+
+
 def _read(images: Images) -> Iterator[tuple[bytes, Pixels]]:
     """What each sample was made from, and its pixels: both of the same reading."""
+    if isinstance(images, (EncodedImages, ShardedImages)):
+        stored = (images.contents(index) for index in range(len(images)))
+        return ((data, decode(Path(name), data).pixels) for name, data in stored)
     if not isinstance(images, FileImages):
         decoded = (images[index] for index in range(len(images)))
         return ((np.ascontiguousarray(pixels).tobytes(), pixels) for pixels in decoded)
