@@ -13,6 +13,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -347,3 +348,29 @@ def test_a_client_that_hangs_is_told_and_others_are_answered(place: Path) -> Non
     finally:
         server.should_exit = True
         thread.join(20)
+
+
+@pytest.mark.parametrize("silence", [0.0, 1.1])
+def test_the_page_says_unknown_where_the_service_does(place: Path, silence: float) -> None:
+    """The page decides from what /v1/model and /v1/explain tell; its rule, written here as there."""
+    holder = Holder(place / "run", torch.device("cpu"))
+    names = ("exit2", "ensemble")
+    holder.model.trust = replace(holder.model.trust, silence=dict.fromkeys(names, silence), silence_early={})
+    with TestClient(make_app(holder, None, Limits(rate=10_000))) as client:
+        model = client.get("/v1/model").json()
+        assert model["part_seen"] == 1.0
+        assert model["silence"] == dict.fromkeys(names, silence)
+        compared = 0
+        for seed in range(6):
+            found = client.post("/v1/explain?top=1", content=png(seed), headers=PNG).json()["answers"]
+            for point in model["curve"]:
+                sure = [each["sureness"] >= low for each, low in zip(found, [*point["thresholds"], 0.0], strict=True)]
+                chosen = found[sure.index(True)]
+                silent = chosen["classes"][0]["probability"] < point["silence"].get(chosen["name"], 0.0)
+                told = client.post(f"/v1/predict?budget={point['cost']}", content=png(seed), headers=PNG)
+                (answer,) = told.json()["predictions"]
+                if answer["exit"] == chosen["name"]:  # of several points of the same cost the service takes one
+                    assert answer["unknown"] == (chosen["strange"] or silent)
+                    assert answer["unknown"] or silence == 0
+                    compared += 1
+        assert compared

@@ -50,10 +50,17 @@ def look_closer(model: Predictor, crop: Pixels, *, top: int = 5) -> dict[str, An
                     "exit": segment.name,
                     "classes": _top(model, probabilities, top),
                     "sureness": float(sureness(seen, criterion)),
+                    "strange": _is_strange(model, segment.name, feature.detach()),
                 }
             )
             x = inside.detach()
     return {"exits": exits, "answers": answers, "criterion": criterion}
+
+
+def _is_strange(model: Predictor, leave: str, feature: Tensor) -> bool:
+    """Whether the image is unlike those that the model was trained on, by the feature [1, D] of an exit."""
+    stranger = model.trust.strangers.get(leave)
+    return stranger is not None and float(stranger.score(feature.float())[0]) > model.trust.strange_above[leave]
 
 
 def _top(model: Predictor, probabilities: Tensor, top: int) -> list[dict[str, Any]]:

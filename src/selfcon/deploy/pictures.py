@@ -58,6 +58,11 @@ class Eye:
         mean, std = (torch.tensor(facts[key], device=device) for key in ("mean", "std"))
         return cls(int(facts["image_size"]), mean, std, bool(facts.get("streamed")))
 
+    @property
+    def part(self) -> float:
+        """How much of an image's shorter side is seen, where it is not of just that size."""
+        return self.size / cutting.resize_to(self.size) if self.streamed else 1.0
+
     def crop(self, pixels: Pixels) -> Pixels:
         """What is seen of an image, [S, S, 3]: as in the evaluation of the run."""
         return (cutting.fit if self.streamed else resident.fit)(pixels, self.size)

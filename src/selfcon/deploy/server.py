@@ -38,6 +38,7 @@ from selfcon.deploy.limits import Limits, Rates
 from selfcon.deploy.meters import Meters
 from selfcon.deploy.predictor import Predictor
 from selfcon.errors import BadImageError, UsageError
+from selfcon.evaluation.early_exit import Rule
 from selfcon.progress import say
 
 _LOOK_EVERY = 1.0  # seconds between looks at the run folder
@@ -212,8 +213,15 @@ class _Service:
     def describe(self) -> dict[str, Any]:
         """The model: classes, exits, and what early answers cost."""
         model = self.holder.model
+        criterion = model.trust.rule.criterion if model.trust.rule else None
         curve = [
-            {"thresholds": each.thresholds, "cost": each.cost, "accuracy": each.accuracy} for each in model.trust.curve
+            {
+                "thresholds": each.thresholds,
+                "cost": each.cost,
+                "accuracy": each.accuracy,
+                "silence": model.trust.silence_under(Rule(criterion or "confidence", each.thresholds)),
+            }
+            for each in model.trust.curve
         ]
         return {
             "name": self.holder.folder.resolve().name,
@@ -222,10 +230,12 @@ class _Service:
             "classes": model.classes,
             "exits": model.exits,
             "image_size": model.eye.size,
+            "part_seen": model.eye.part,
             "calibrated": bool(model.trust.temperatures),
-            "criterion": model.trust.rule.criterion if model.trust.rule else None,
+            "criterion": criterion,
             "thresholds": model.trust.rule.thresholds if model.trust.rule else None,
             "curve": curve,
+            "silence": model.trust.silence,
             "costs": model.trust.costs,
             "gallery": self.gallery is not None,
         }

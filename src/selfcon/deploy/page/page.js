@@ -33,9 +33,8 @@ async function show(blob) {
   say("Looking ...");
   try {
     const found = await post("v1/explain?top=" + Math.min(5, model.classes.length), blob);
-    const answer = (await post("v1/predict?top=1", blob)).predictions[0];
     if (own !== turn) return;
-    last = { blob, found, answer, image: await createImageBitmap(blob) };
+    last = { blob, found, image: await createImageBitmap(blob) };
     at("result").hidden = false;
     draw();
     say("");
@@ -58,7 +57,8 @@ function draw() {
   const { number, point } = decide();
   const chosen = last.found.answers[number];
   const best = chosen.classes[0];
-  const unknown = last.answer.unknown && number === last.found.answers.length - 1;
+  const silence = (point ? point.silence : model.silence)[chosen.name] ?? 0; // what is less probable is not given
+  const unknown = chosen.strange || best.probability < silence;
   at("answer").textContent = `${unknown ? "Unknown; perhaps " : ""}${best.class}, ${percent(best.probability)}`;
   const cost = model.costs[number] ?? 1;
   at("verdict").textContent = `answered by ${chosen.name}` +
@@ -103,7 +103,8 @@ function overlay(map, name) {
   canvas.setAttribute("role", "img");
   canvas.setAttribute("aria-label", `where ${name} looks`);
   const pen = canvas.getContext("2d"), image = last.image;
-  const part = Math.min(image.width, image.height);
+  const whole = image.width === model.image_size && image.height === model.image_size;
+  const part = Math.min(image.width, image.height) * (whole ? 1 : model.part_seen); // what the network saw of it
   pen.filter = "grayscale(1)";
   pen.drawImage(image, (image.width - part) / 2, (image.height - part) / 2, part, part, 0, 0, side, side);
   pen.filter = "none";
