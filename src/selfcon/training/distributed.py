@@ -80,6 +80,14 @@ class World(Part):
         dist.all_reduce(value)
         return value / self.size
 
+    def collect(self, tensor: Tensor, device: torch.device) -> list[Tensor]:
+        """The tensors of all processes, of one shape, in main memory."""
+        if self.size == 1:
+            return [tensor]
+        found = [torch.empty_like(tensor, device=device) for _ in range(self.size)]
+        dist.all_gather(found, tensor.to(device))
+        return [each.cpu() for each in found]
+
     def level(self, module: nn.Module) -> None:
         """Give the main process's buffers to all: statistics of batches that each saw for itself differ."""
         if self.size > 1:

@@ -243,6 +243,7 @@ class _Worker:
         with self._naming_the_checkpoint():
             trainer.check()
         loss_sum = self.stage.world.mean(trainer.loss_sum)
+        random = self._random_states()
         if not self.stage.world.is_main:
             return
         tensors = {f"module.{name}": value for name, value in self.stage.module.state_dict().items()}
@@ -254,9 +255,7 @@ class _Worker:
             for key, value in values.items()
             if isinstance(value, Tensor)
         }
-        tensors["random.cpu"] = torch.get_rng_state()
-        if self.device.type == "cuda":
-            tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        tensors |= random
         tensors["loss_sum"] = loss_sum
         facts = {
             "stage": self.stage.name,
@@ -273,6 +272,9 @@ class _Worker:
 
     def restore(self) -> None:
         found = self._find_checkpoint()
+        rank = self.stage.world.rank
+        if rank:  # what is dropped out of one process's samples is not what is dropped out of another's
+            torch.manual_seed(torch.initial_seed() + rank)
         if found is None:
             return
         tensors, facts, trainer = found.tensors, found.facts, self.trainer
@@ -281,13 +283,31 @@ class _Worker:
             trainer.average.module.load_state_dict(_below(tensors, "average."))
         self._restore_optimizer(_below(tensors, "optimizer."))
         trainer.scaler.load_state_dict(facts["scaler"])
-        torch.set_rng_state(tensors["random.cpu"])
-        if self.device.type == "cuda" and "random.cuda" in tensors:
-            torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
+        self._restore_random(tensors)
         trainer.loss_sum.copy_(tensors["loss_sum"])
         self.epoch, self.batch, trainer.skipped = facts["epoch"], facts["batch"], facts["skipped"]
         self.metrics += facts["metrics"]
         self.seconds_before, self.peak_before = facts["seconds"], facts["peak_memory_bytes"]
+
+    def _random_states(self) -> dict[str, Tensor]:
+        """Those of all processes: of the first as `random.cpu`, of the others with their number behind it."""
+        states = {"random.cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            states["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        return {
+            name if rank == 0 else f"{name}.{rank}": state
+            for name, own in states.items()
+            for rank, state in enumerate(self.stage.world.collect(own, self.device))
+        }
+
+    def _restore_random(self, tensors: dict[str, Tensor]) -> None:
+        """This process's states; where there were fewer processes, those that it began with stay."""
+        rank = self.stage.world.rank
+        behind = f".{rank}" if rank else ""
+        if (state := tensors.get(f"random.cpu{behind}")) is not None:
+            torch.set_rng_state(state)
+        if self.device.type == "cuda" and (state := tensors.get(f"random.cuda{behind}")) is not None:
+            torch.cuda.set_rng_state(state, self.device)
 
     def _find_checkpoint(self) -> Checkpoint | None:
         """The newest one, which the main process reads for all."""
