@@ -127,7 +127,7 @@ def train_and_save(rank: int, size: int, folder: str) -> None:
     # By its own clock the second process would never save, and the first one after every step.
     trained = train(stage, run, device=device, stop=Stop(), minutes_between_saves=1e-9 if rank == 0 else 5.0)
     torch.save((dict(stage.module.named_buffers()), dict(trained.module.named_buffers())), f"{folder}/{rank}.pt")
-    newest = load_file(sorted(Path(folder).glob("run/checkpoints/*/step-*/state.safetensors"))[-1])
+    newest = load_file(max(Path(folder).glob("run/checkpoints/*/step-*/state.safetensors")))
     assert torch.equal(newest["random.cpu.1" if rank else "random.cpu"], torch.get_rng_state())
     assert not torch.equal(newest["random.cpu"], newest["random.cpu.1"])
     dist.destroy_process_group()
