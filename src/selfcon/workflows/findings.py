@@ -62,7 +62,7 @@ def _of_whole_data(paths: Iterable[Path], wanted: str, counted: str) -> list[dic
     return [
         each
         for each in found
-        if each["data"].lower().startswith(wanted)
+        if each.get("data", "").lower().startswith(wanted)
         and each[counted]["test"] >= _FEWEST_TESTED
         and not each["method"].startswith("none")
     ]
