@@ -102,21 +102,16 @@ def test_make_demo_runs_the_main_job() -> None:
     assert "selfcon fit --out runs/demo" in makefile
 
 
-@pytest.mark.parametrize(
-    ("options", "accuracy"),
-    [(["--epochs", "12", "--probe.epochs", "20"], 88), pytest.param([], 97, marks=pytest.mark.slow)],
-    ids=["part of it", "as it is"],
-)
-def test_the_demo_learns(tmp_path: Path, options: list[str], accuracy: float) -> None:
+def test_the_demo_learns(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "selfcon", "fit", "--out", str(tmp_path / "demo"), "--json", *options],
+        [sys.executable, "-m", "selfcon", "fit", "--out", str(tmp_path / "demo"), "--json"],
         capture_output=True,
         text=True,
         check=True,
         timeout=900,
         cwd=ROOT,
     )
-    assert json.loads(done.stdout)["accuracy"]["ensemble"]["top1"] >= accuracy
+    assert json.loads(done.stdout)["accuracy"]["ensemble"]["top1"] >= 97
 
 
 def test_the_example_runs() -> None:

@@ -28,5 +28,6 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(result)
     else:
+        print(f"{result['images']:,} images of {result['data']}, {result['split']}")
         print("\n".join(accuracy_lines(result["accuracy"])))
     return 0

@@ -28,10 +28,9 @@ class Verdict:
     @property
     def shown_mean(self) -> str:
         """As many decimals as the paper prints, and two digits of a small number at least."""
-        return f"{self.mean:.{self._decimals_of(self.mean)}f}"
-
-    def _decimals_of(self, number: float) -> int:
-        return max(self.decimals, 1 - math.floor(math.log10(abs(number)))) if 0 < abs(number) < 0.1 else self.decimals
+        small = 0 < abs(self.mean) < 0.1
+        decimals = max(self.decimals, 1 - math.floor(math.log10(abs(self.mean)))) if small else self.decimals
+        return f"{self.mean:.{decimals}f}"
 
     @property
     def agrees(self) -> bool | None:

@@ -239,12 +239,12 @@ def corruption(
         folder = Path(out) if out is not None else Path(run_folder) / "transfer"
         if world.is_main:
             path = folder / "corruption.json"
-            _keep_larger(path, result)
+            _put_aside(path, result)
             _write(path, result)
     return {**result, "out": str(folder)}
 
 
-def _keep_larger(path: Path, result: Result) -> None:
+def _put_aside(path: Path, result: Result) -> None:
     """What was found before stays beside the new result if that is of other or fewer images, corruptions or draws."""
     try:
         before = json.loads(path.read_text(encoding="utf-8"))
