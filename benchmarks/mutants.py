@@ -208,9 +208,11 @@ def write(path: Path, found: dict[str, dict[str, Any]]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("modules", nargs="*", choices=MODULES, metavar="module")
+    parser.add_argument("modules", nargs="*", metavar="module")
     parser.add_argument("--json", type=lambda path: Path(path).resolve(), metavar="FILE")
     options = parser.parse_args()
+    if unknown := set(options.modules) - set(MODULES):  # `choices` would refuse the empty list in Python 3.11
+        parser.error(f"no such module: {', '.join(sorted(unknown))}; there are {', '.join(MODULES)}")
     os.environ.setdefault("SELFCON_CASES", "12")
     os.environ["OMP_NUM_THREADS"] = "1"
     os.chdir(ROOT)
