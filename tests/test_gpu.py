@@ -18,6 +18,7 @@ from torch import Tensor
 import selfcon
 from selfcon.config import Optim, Schedule
 from selfcon.data.augment import augment
+from selfcon.data.mixing import cut_mix
 from selfcon.data.policies import POLICIES, draw
 from selfcon.data.random import permute
 from selfcon.data.resident import make_resident
@@ -147,7 +148,10 @@ class Line(Stage):
             yield Batch(self.images[part], self.labels[part], part)
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        return selfcon.get_method("selfcon").loss_from_output(self.module(images), labels)
+        # Mixed, so that something differs from step to step beside the batch.
+        images, others, share = cut_mix(images, labels, self.step, probability=0.5, seed=0)
+        output, loss = self.module(images), selfcon.get_method("selfcon").loss_from_output
+        return share * loss(output, labels) + (1 - share) * loss(output, others)
 
 
 def run_line(stage: Line, *, replayed: bool, compiled: bool = False) -> Trainer:

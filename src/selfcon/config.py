@@ -146,6 +146,7 @@ class Settings(Section):
     epochs: Count = 100
     batch_size: Count = 256
     micro_batch: Count | None = None
+    cutmix: Share = 0.0
     lr: Positive | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32 - 1)] = 0
     precision: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"

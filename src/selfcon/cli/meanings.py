@@ -47,6 +47,7 @@ MEANINGS = {
     "epochs": "times through the training images",
     "batch_size": "images in a step",
     "micro_batch": "of them, how many are in the network at a time",
+    "cutmix": "share of the batches whose images get a box of another image",
     "lr": "learning rate; None: what suits optimiser and batch",
     "seed": "of everything that is drawn",
     "precision": "of the network's arithmetic",

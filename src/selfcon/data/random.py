@@ -25,6 +25,7 @@ class Stream(IntEnum):
     SPLIT = 1
     AUGMENT = 2
     CLASSES = 1 << 20
+    MIX = 1 << 21
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

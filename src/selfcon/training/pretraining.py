@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from selfcon.config import Settings
+from selfcon.data.mixing import cut_mix
 from selfcon.data.policies import Policy
 from selfcon.data.random import Stream, permute
 from selfcon.data.split import Batch, Split
@@ -18,7 +19,7 @@ from selfcon.errors import SelfconWarning
 from selfcon.evaluation import knn
 from selfcon.evaluation.accuracy import evaluating
 from selfcon.losses.methods import Method
-from selfcon.networks.multi_exit import MultiExitNetwork
+from selfcon.networks.multi_exit import MultiExitNetwork, Output
 from selfcon.training.cached import cached_loss, uses_batch_norm
 from selfcon.training.distributed import World
 from selfcon.training.loop import memory_format
@@ -96,24 +97,33 @@ class Pretraining(Stage):
         )
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        images = images.to(self.net.dtype).contiguous(memory_format=memory_format(images.device))
-        settings = self._settings.loss
-        loss = partial(
+        settings, views = self._settings, self._method.views
+        loss_of = partial(
             self._method.loss_from_output,
-            labels=labels,
-            temperature=settings.temperature if self._learned is None else self._learned.temperature,
-            alpha=settings.alpha,
-            base_temperature=settings.base_temperature,
-            implementation=settings.implementation,
-            gather="ring" if settings.ring else None,
+            temperature=settings.loss.temperature if self._learned is None else self._learned.temperature,
+            alpha=settings.loss.alpha,
+            base_temperature=settings.loss.base_temperature,
+            implementation=settings.loss.implementation,
+            gather="ring" if settings.loss.ring else None,
         )
-        if self._settings.micro_batch is None:
+        if settings.cutmix:
+            images, others, share = cut_mix(
+                images, labels, self.step, probability=settings.cutmix, seed=self.seed, views=views
+            )
+
+            def loss(output: Output) -> Tensor:
+                return share * loss_of(output, labels) + (1 - share) * loss_of(output, others)
+        else:
+
+            def loss(output: Output) -> Tensor:
+                return loss_of(output, labels)
+
+        images = images.to(self.net.dtype).contiguous(memory_format=memory_format(images.device))
+        if settings.micro_batch is None:
             return loss(self.net(images))
-        share, world = len(labels), self.world
-        most = share if share * world.size == self.batch_size else world.most(share, labels.device)
-        return cached_loss(
-            self.net, images, loss, views=self._method.views, piece=self._settings.micro_batch, most=most
-        )
+        samples, world = len(labels), self.world
+        most = samples if samples * world.size == self.batch_size else world.most(samples, labels.device)
+        return cached_loss(self.net, images, loss, views=views, piece=settings.micro_batch, most=most)
 
     def measure(self, epoch: int, module: nn.Module) -> dict[str, float]:
         found = {} if self._learned is None else {"temperature": float(self._learned.temperature.detach())}

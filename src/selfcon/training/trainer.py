@@ -50,6 +50,7 @@ class Stage(ABC):
     seed: int = 0
     recordable: bool = True  # whether a step can be compiled and recorded on a GPU
     world: World = ALONE
+    step: Tensor  # number of the update under way, on the device; the trainer keeps it, for losses that draw
 
     @property
     def steps_per_epoch(self) -> int:
@@ -98,7 +99,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(device.type, enabled=stage.precision == "fp16")
         self.skipped = 0
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        self._step = torch.zeros((), dtype=torch.int64, device=device)
+        self._step = stage.step = torch.zeros((), dtype=torch.int64, device=device)
         self._broken = torch.full((), -1, dtype=torch.int64, device=device)  # the first step that was not finite
         self._trained = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._waits = not self.on_gpu or self.scaler.is_enabled()  # for what came out of each update

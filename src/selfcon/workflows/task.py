@@ -263,6 +263,8 @@ def check_settings(settings: Settings) -> Method:
         raise UsageError(f"{method.name} needs a sub-network: give it exits, such as --exits 2:fc.")
     if settings.loss.learn_temperature and method.one_stage is not None and not method.one_stage.contrast:
         raise UsageError(f"{method.name} contrasts nothing, so there is no temperature to learn.")
+    if settings.cutmix and not method.uses_labels:
+        raise UsageError(f"{method.name} learns without labels, and cutmix mixes labels.")
     try:
         with torch.device("meta"), warnings.catch_warnings():  # a network without weights: names and shapes only
             warnings.simplefilter("ignore")
