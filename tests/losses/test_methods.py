@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 
 import selfcon
 from selfcon.errors import NonFiniteError, SelfconWarning, UsageError
-from selfcon.losses import Tally, Term, contrastive_loss
+from selfcon.losses import Tally, Term, contrastive_loss, methods
 from selfcon.losses.one_stage import OneStage
 from tests.losses import oracle
 
@@ -200,6 +201,16 @@ def test_an_unknown_method_gets_the_nearest_name() -> None:
         selfcon.get_method("selfcon-start")
     with pytest.raises(UsageError, match="valid: ce, ce-sub, "):
         selfcon.get_method("???")
+
+
+def test_a_method_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfcon.losses.methods._METHODS", dict(methods._METHODS))
+    mine = selfcon.Method(name="mine", paper="", uses_exits=False, terms=(Term("F", "F", "F"),))
+    assert selfcon.add_method(mine) is mine
+    assert selfcon.get_method("mine") is mine
+    for taken in ("mine", "selfcon", "selfcon-mu-released"):
+        with pytest.raises(UsageError, match=f"There is a method '{taken}' already"):
+            selfcon.add_method(replace(mine, name=taken))
 
 
 def test_what_each_method_wants() -> None:

@@ -118,3 +118,16 @@ def test_wrong_use(output: selfcon.Output) -> None:
         selfcon.get_method("ce").loss_from_output(bare, LABELS)
     with pytest.raises(UsageError, match="create it with projection_dim"):
         selfcon.get_method("selfcon").loss_from_output(bare, LABELS)
+
+
+def test_of_several_processes_none_is_alone_in_refusing(
+    output: selfcon.Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = replace(output, logits={name: logits / 0 for name, logits in output.logits.items()})
+    with pytest.raises(NonFiniteError):
+        logits_loss(broken.logits, LABELS, OneStage())
+    monkeypatch.setattr("selfcon.losses.gather.world_size", lambda group: 2)
+    monkeypatch.setattr("selfcon.losses.gather.weigh_share", lambda count, group, device: 1.0)
+    assert not selfcon.get_method("ce").loss_from_output(broken, LABELS).isfinite()
+    with pytest.raises(NonFiniteError):  # it looks at nobody else
+        selfcon.get_method("ce").loss_from_output(broken, LABELS, gather=False)
