@@ -307,7 +307,16 @@ def test_strangers_of_any_folder(place: Path, tmp_path: Path) -> None:
         Image.fromarray(pixels).save(tmp_path / "flat" / f"{number}.png")
     result = selfcon.calibrate(tmp_path / "run", outside=str(tmp_path / "flat"), strangers="mahalanobis", device="cpu")
     assert all(0 <= each["auroc"] <= 100 for each in result["strangers"]["exits"].values())
+    assert result["strangers"]["outside"] == str(tmp_path / "flat")
     assert selfcon.load(tmp_path / "run", "cpu").predict(in_order(place))[0].strangeness is not None
+
+
+def test_images_from_outside_that_are_not_there_are_told_before_any_work(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("selfcon.workflows.calibrating.predict", lambda *args, **options: pytest.fail("work was done"))
+    with pytest.raises(UsageError, match="no-such-folder"):
+        selfcon.calibrate(place / "run", outside="no-such-folder", device="cpu")
 
 
 def test_pillows_images_of_every_mode(model: Predictor, tmp_path: Path) -> None:

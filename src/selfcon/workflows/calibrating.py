@@ -55,7 +55,7 @@ from selfcon.report.plots import spread
 from selfcon.training.checkpoint import write_whole
 from selfcon.workflows.analysis_files import Result, write
 from selfcon.workflows.clock import Clock
-from selfcon.workflows.strangers import fit_strangers
+from selfcon.workflows.strangers import fit_strangers, open_outside
 from selfcon.workflows.trained import TrainedRun, open_run
 
 _TIMED_POINTS = 6
@@ -110,13 +110,14 @@ def calibrate(
         raise UsageError(f"{run_folder} cannot be left early: it has no exits, or does not run stage by stage.")
     if as_good_as is not None and as_good_as not in run.net.names:
         raise unknown_name("exit", as_good_as, run.net.names)
+    others = None if outside is None else open_outside(run, outside)  # what is not there is told before any work
     work = _Calibration.begin(run, data, seed)
     result: Result = {"run": run.name, "held_out": work.describe()}
     pictures: dict[str, Picture] = {}
     work.fit_temperatures(result, pictures)
     work.draw_risks(result, pictures)
-    foreign = fit_strangers(run, work.held, work.told, kind=strangers, outside=outside)
-    result["strangers"] = foreign.found
+    foreign = fit_strangers(run, work.held, work.told, kind=strangers, outside=others)
+    result["strangers"] = {**({} if outside is None else {"outside": outside}), **foreign.found}
     kept: Result = {
         "format": FORMAT,
         "model_sha256": hash_file(run.weights),

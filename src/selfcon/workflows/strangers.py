@@ -31,13 +31,13 @@ class Strangers:
     found: dict[str, Any]
 
 
-def fit_strangers(run: TrainedRun, held: Split, told: Split, *, kind: str, outside: str | None) -> Strangers:
+def fit_strangers(run: TrainedRun, held: Split, told: Split, *, kind: str, outside: Split | None) -> Strangers:
     """Thresholds from `held`, shares and AUROC of `told` and of images from outside."""
     train = run.split("train")
     known = train.take(spread(len(train), _KNOWN).to(train.device))
     parts = {"known": known, "held": held, "told": told}
     if outside is not None:
-        parts["outside"] = _open_outside(run, outside)
+        parts["outside"] = outside
     features = {name: embed(run.net, each, size=run.size) for name, each in parts.items()}
     thresholds: dict[str, float] = {}
     found: dict[str, dict[str, float]] = {}
@@ -54,10 +54,10 @@ def fit_strangers(run: TrainedRun, held: Split, told: Split, *, kind: str, outsi
                 "outside_called_strange": 100 * float((others > thresholds[name]).double().mean()),
             }
         tensors |= {f"{name}.{part}": value.cpu().contiguous() for part, value in stranger.state().items()}
-    return Strangers(thresholds, tensors, {**({"outside": outside} if outside else {}), "exits": found})
+    return Strangers(thresholds, tensors, {"exits": found})
 
 
-def _open_outside(run: TrainedRun, outside: str) -> Split:
+def open_outside(run: TrainedRun, outside: str) -> Split:
     """Images of something else: of a folder whatever its layout, or of a data set."""
     if Path(outside).is_dir():
         paths = find_images([outside])
