@@ -224,9 +224,9 @@ def test_a_process_that_dies_ends_all_or_is_started_again(place: Path) -> None:
 
 def layers(*, synchronised: bool) -> nn.Module:
     torch.manual_seed(0)
-    net = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.BatchNorm2d(2)
-    ).double()
+    maps = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.BatchNorm2d(2)]
+    vectors = [nn.Flatten(2), nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(32, 5), nn.BatchNorm1d(5)]
+    net = nn.Sequential(*maps, *vectors).double()
     if synchronised:
         synchronise(net)
     return net.train()

@@ -99,3 +99,12 @@ def test_pieces_are_of_nearly_the_same_size(
     assert max(sizes) - min(sizes) <= 1
     assert max(sizes) <= piece
     assert len(sizes) == -(-(most or samples) // piece)
+
+
+def test_networks_of_vectors_look_at_one_sample_alone_too() -> None:
+    net = selfcon.create_model("levit_128s", exits=[], norm="group", num_classes=3, image_size=224)
+    assert not uses_batch_norm(net)
+    images = torch.randn(2, 3, 224, 224)
+    both, first = (net.train()(each).logits["backbone"] for each in (images, images[:1]))
+    torch.testing.assert_close(both[:1], first, rtol=1e-3, atol=1e-4)
+    assert (both[0] - both[1]).abs().max() > 1e-3

@@ -9,14 +9,16 @@ from timm.layers.norm_act import BatchNormAct2d
 from torch import nn
 
 Norm = Literal["batch", "group"]
-"""batch: as published. group: every batch normalisation is a group normalisation, of 32 groups or as many as divide."""
+"""batch: as published. group: every batch normalisation is a group normalisation, of 32 groups or as many as divide;
+that of vectors, such as tokens one by one, is over all their channels."""
 
 
 def use_group_norm(module: nn.Module) -> None:
     """Replace every batch normalisation below a module."""
     for name, child in list(module.named_children()):
-        if isinstance(child, nn.BatchNorm2d):
-            norm = nn.GroupNorm(math.gcd(32, child.num_features), child.num_features, eps=child.eps)
+        if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d):
+            groups = math.gcd(32, child.num_features) if isinstance(child, nn.BatchNorm2d) else 1
+            norm = nn.GroupNorm(groups, child.num_features, eps=child.eps)
             if child.weight is not None:
                 norm.weight.data.copy_(child.weight.data)  # a residual branch may start at zero
             rest = (

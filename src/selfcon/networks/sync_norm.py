@@ -17,13 +17,22 @@ from torch.autograd.function import once_differentiable
 def synchronise(module: nn.Module) -> None:
     """Let every batch normalisation in a module look at all processes; names and weights stay what they are."""
     for child in module.modules():
-        if type(child) is nn.BatchNorm2d:
-            child.__class__ = SyncBatchNorm
+        if type(child) is nn.BatchNorm1d:
+            child.__class__ = SyncBatchNorm1d
+        elif type(child) is nn.BatchNorm2d:
+            child.__class__ = SyncBatchNorm2d
         elif type(child) is BatchNormAct2d:
             child.__class__ = SyncBatchNormAct
 
 
-class SyncBatchNorm(nn.BatchNorm2d):
+class SyncBatchNorm1d(nn.BatchNorm1d):
+    """As nn.BatchNorm1d, with the statistics of all processes in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _normalise(self, x)
+
+
+class SyncBatchNorm2d(nn.BatchNorm2d):
     """As nn.BatchNorm2d, with the statistics of all processes in training."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -38,7 +47,7 @@ class SyncBatchNormAct(BatchNormAct2d):
         return out
 
 
-def _normalise(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
+def _normalise(norm: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> Tensor:
     if not (norm.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return nn.functional.batch_norm(
             x,
@@ -51,7 +60,10 @@ def _normalise(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
             norm.eps,
         )
     out: Tensor
-    out, mean, var, count = _Normalise.apply(x, norm.weight, norm.bias, norm.eps)
+    out, mean, var, count = _Normalise.apply(
+        x.flatten(2) if x.ndim > 2 else x[:, :, None], norm.weight, norm.bias, norm.eps
+    )
+    out = out.view_as(x)
     if norm.running_mean is not None and norm.running_var is not None:
         with torch.no_grad():
             if norm.num_batches_tracked is not None:
@@ -63,10 +75,12 @@ def _normalise(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
 
 
 class _Normalise(torch.autograd.Function):
+    """Of x [N, C, rest]."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         wide = x if x.dtype == torch.float64 else x.float()
-        var, mean = torch.var_mean(wide, dim=(0, 2, 3), correction=0)
+        var, mean = torch.var_mean(wide, dim=(0, 2), correction=0)
         own = torch.cat([mean, var, mean.new_full((1,), float(x.numel() // x.shape[1]))])
         parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, own)
@@ -76,20 +90,20 @@ class _Normalise(torch.autograd.Function):
         mean = (means * counts).sum(0) / count
         var = ((variances + (means - mean) ** 2) * counts).sum(0) / count
         scale = (var + eps).rsqrt()
-        centred = (wide - mean[:, None, None]) * scale[:, None, None]
+        centred = (wide - mean[:, None]) * scale[:, None]
         ctx.save_for_backward(centred, weight, scale, count)
         ctx.kind = x.dtype
         ctx.mark_non_differentiable(mean, var, count)
-        return (centred * weight[:, None, None] + bias[:, None, None]).to(x.dtype), mean, var, count
+        return (centred * weight[:, None] + bias[:, None]).to(x.dtype), mean, var, count
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, above: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         centred, weight, scale, count = ctx.saved_tensors
         above = above.to(centred.dtype)
-        own = torch.stack([above.sum((0, 2, 3)), (above * centred).sum((0, 2, 3))])
+        own = torch.stack([above.sum((0, 2)), (above * centred).sum((0, 2))])
         total = own.clone()
         dist.all_reduce(total)
         total = total / count
-        inner = above - total[0][:, None, None] - centred * total[1][:, None, None]
-        return ((weight * scale)[:, None, None] * inner).to(ctx.kind), own[1].to(weight), own[0].to(weight), None
+        inner = above - total[0][:, None] - centred * total[1][:, None]
+        return ((weight * scale)[:, None] * inner).to(ctx.kind), own[1].to(weight), own[0].to(weight), None
