@@ -70,7 +70,10 @@ class Reader:
     broken: list[str] = field(default_factory=list)
 
     def run(self, seconds: float) -> None:
-        """Damage and read for so long."""
+        """Damage and read for so long, once the sound ones are seen to be sound."""
+        for data in self.sound:
+            self.file.write_bytes(data)
+            self.read()
         end = time.monotonic() + seconds
 
         @settings(
@@ -133,7 +136,8 @@ def make_readers(place: Path) -> dict[str, Reader]:
     save_file(net.state_dict(), model / "model.safetensors")
     network = {"name": "resnet18", "exits": "none", "stem": "small", "image_size": 16, "width": 0.125, "norm": "batch"}
     network |= {"projection_dim": None, "num_classes": 3, "options": {}}
-    (model / "model.json").write_text(json.dumps({"format": 1, "network": network, "classes": ["a", "b", "c"]}))
+    facts = {"format": 1, "network": network, "classes": ["a", "b", "c"], "method": "ce", "data": "x", "image_size": 16}
+    (model / "model.json").write_text(json.dumps({**facts, "mean": [0.5] * 3, "std": [0.2] * 3}))
     image = place / "image"
     pictures = [picture(kind) for kind in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")] + [picture("PNG", "P")]
 

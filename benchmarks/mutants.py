@@ -199,6 +199,9 @@ def _run(tests: list[str], mutant: Mutant) -> None:
 def write(path: Path, found: dict[str, dict[str, Any]]) -> None:
     """What was found, beside what the file says of other modules."""
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for name, module in found.items():  # why one survives was written by hand, and stays
+        known = {each["change"]: each for each in before.get("modules", {}).get(name, {}).get("survivors", ())}
+        module["survivors"] = [{**known.get(each["change"], {}), **each} for each in module["survivors"]]
     modules = dict(sorted({**before.get("modules", {}), **found}.items()))
     total = sum(module["mutants"] for module in modules.values())
     survivors = sum(len(module["survivors"]) for module in modules.values())

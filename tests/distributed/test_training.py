@@ -94,6 +94,7 @@ def take_steps(rank: int, size: int, folder: str) -> None:
         dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
     torch.set_num_threads(1)
     given = {"data": "digits", "width": 0.125, "batch_size": 64, "lr": 0.05, "sync_bn": True, "optim.name": "sgd"}
+    given["cutmix"] = 0.5
     world = World(rank, size)
     stage = make_pretraining(prepare(make_settings(given), torch.device("cpu"), world), lambda *_: None)
     trainer = Trainer(stage, torch.device("cpu"))

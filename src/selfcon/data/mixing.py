@@ -17,9 +17,11 @@ def cut_mix(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Mixed images [V·B, 3, S, S], the labels [B] of their boxes, and the share of the area that is not box.
 
-    The first sample is mixed with the last, the second with the last but one, in every view. Whether the batch is mixed
-    and where the box is follows from the seed and the number of the update, an integer tensor of no dimension: nothing
-    here makes the host wait. The box takes a uniform share of the area, as far as it does not leave the image.
+    Of every four samples the first is mixed with the third and the second with the fourth, in every view: shares of
+    several processes that are multiples of four are mixed as one process would, and the balanced sampler's pairs of a
+    class are not mixed with themselves. Without a partner a sample stays as it is. Whether the batch is mixed and where
+    the box is follows from the seed and the number of the update, an integer tensor of no dimension: nothing here makes
+    the host wait. The box takes a uniform share of the area, as far as it does not leave the image.
     """
     words = draw_words(step[None], seed=seed, epoch=0, stream=Stream.MIX, words=4)
     gate, share, *centre = to_uniform(words)[0].unbind()
@@ -28,8 +30,10 @@ def cut_mix(
         _covered(side, middle, length, images.device) for side, middle in zip(images.shape[2:], centre, strict=True)
     )
     box = rows[:, None] & columns
-    others = images.unflatten(0, (views, -1)).flip(1).flatten(0, 1)
-    return torch.where(box, others, images), labels.flip(0), 1 - box.float().mean()
+    own = torch.arange(len(labels), device=labels.device)
+    partner = torch.where(own ^ 2 < len(labels), own ^ 2, own)
+    others = images.unflatten(0, (views, -1))[:, partner].flatten(0, 1)
+    return torch.where(box, others, images), labels[partner], 1 - box.float().mean()
 
 
 def _covered(side: int, middle: Tensor, length: Tensor, device: torch.device) -> Tensor:

@@ -50,7 +50,7 @@ class Stage(ABC):
     seed: int = 0
     recordable: bool = True  # whether a step can be compiled and recorded on a GPU
     world: World = ALONE
-    step: Tensor  # number of the update under way, on the device; the trainer keeps it, for losses that draw
+    step: Tensor  # number of the update under way, on the device, for losses that draw; its trainer sets it
 
     @property
     def steps_per_epoch(self) -> int:
