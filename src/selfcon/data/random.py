@@ -1,5 +1,7 @@
 """Random numbers that belong to a sample, not to a moment: Philox-4x32-10 keyed by (seed, epoch, sample, view).
 
+What a whole batch draws has the number of the update for its sample.
+
 The same key gives the same draw whatever the batch, the worker, the process, the device or the point of resuming.
 Words are kept in int64 tensors with values in [0, 2^32), since PyTorch has no arithmetic on unsigned ones; they are bit
 for bit those of Triton's generator (`triton.language.philox`).
