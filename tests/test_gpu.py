@@ -117,9 +117,12 @@ def test_the_order_of_samples_is_the_cpus() -> None:
 
 def test_the_augmentation_kernel_equals_the_plain_form_and_never_waits() -> None:
     compare("triton", "cuda", count=60, tolerance=2e-4)
-    images, rows, look = some_images(32, 32).cuda(), torch.arange(60).cuda(), some_look("standard", 32, "cuda")
-    with no_waiting():
-        make_views(images, rows, rows, look)
+    images, rows = some_images(32, 32).cuda(), torch.arange(60).cuda()
+    for name in ("standard", "randaugment-standard"):
+        look = some_look(name, 32, "cuda")
+        make_views(images, rows, rows, look)  # sets up
+        with no_waiting():
+            make_views(images, rows, rows, look)
 
 
 def test_compiled_augmentation() -> None:

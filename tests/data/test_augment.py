@@ -12,7 +12,8 @@ from torch import Tensor
 from selfcon.data.augment import augment, crop_and_flip
 from selfcon.data.augment_reference import augment_reference
 from selfcon.data.policies import POLICIES, draw
-from selfcon.data.randaugment import equalise
+from selfcon.data.randaugment import apply_randaugment, equalise
+from selfcon.data.randaugment_masked import apply_masked
 from selfcon.data.resident import Resident
 
 
@@ -65,6 +66,20 @@ def test_equalise_is_torchvisions() -> None:
     few_values = torch.randint(0, 3, (6, 3, 9, 7), dtype=torch.uint8) * 100
     images = torch.cat([few_values, torch.randint(0, 256, (6, 3, 9, 7), dtype=torch.uint8)])
     assert torch.equal(equalise(images), torch.stack([equalize(image) for image in images]))
+
+
+@pytest.mark.parametrize("magnitude", [0, 9, 30])
+@pytest.mark.parametrize("shape", [(32, 32), (7, 12), (2, 5)])
+def test_randaugment_without_asking_who_drew_what(shape: tuple[int, int], magnitude: int) -> None:
+    policy, count = POLICIES["randaugment"], 600
+    images = torch.randint(0, 256, (count, 3, *shape), dtype=torch.uint8)
+    images[::5] = images[::5] // 9 + 70  # of little contrast
+    images[::50] = 130  # and of none
+    draws = draw(policy, torch.arange(count), height=shape[0], width=shape[1], seed=3, epoch=5)
+    masked, asked = apply_masked(images, draws, magnitude), apply_randaugment(images, draws, magnitude)
+    assert masked.dtype == torch.uint8
+    assert torch.equal(masked, asked)
+    assert not torch.equal(masked, images)
 
 
 @pytest.mark.parametrize("name", ["standard", "randaugment-standard"])

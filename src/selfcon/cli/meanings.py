@@ -11,7 +11,7 @@ _SCHEDULE = {
     "gamma": "of step: what it is multiplied by there",
 }
 _AUGMENT = {
-    "policy": "none, simple (crop, mirror), standard (colours, too), randaugment, randaugment-standard",
+    "policy": "none, simple (crop, mirror), standard (colours, too), randaugment, randaugment-simple or -standard",
     "scale": "least and largest share of an image that a crop takes",
     "flip": "whether images may be mirrored",
 }

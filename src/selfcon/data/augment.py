@@ -11,6 +11,7 @@ from torch import Tensor
 
 from selfcon.data.policies import Draws, Policy
 from selfcon.data.randaugment import apply_randaugment
+from selfcon.data.randaugment_masked import apply_masked
 
 _GREY_WEIGHTS = (0.2989, 0.587, 0.114)
 _HUE = 3
@@ -20,7 +21,8 @@ def augment(images: Tensor, policy: Policy, draws: Draws, size: int) -> Tensor:
     """Stored images [B, 3, H, W], uint8, augmented as drawn: float32 [B, 3, S, S] in [0, 1], not yet normalised."""
     with torch.autocast(images.device.type, enabled=False):
         if policy.randaugment:
-            images = apply_randaugment(images, draws, policy.magnitude)
+            apply = apply_randaugment if images.device.type == "cpu" else apply_masked
+            images = apply(images, draws, policy.magnitude)
         pixels = images.to(torch.float32) / 255
         if policy.crop_and_flip:
             pixels = crop_and_flip(pixels, draws, size)
