@@ -57,6 +57,20 @@ def test_a_folder_broken_in_every_way(folder: Path) -> None:
     assert any("under two labels" in warning for warning in audit.warnings)
 
 
+def test_images_on_which_there_is_nothing_to_see(folder: Path) -> None:
+    place = folder / "train" / "zebra"
+    for number, level in enumerate((0, 200)):
+        Image.new("L", (32, 32), level).save(place / f"{number}.png")
+    twelve_bits = np.random.default_rng(0).integers(0, 2**12, (32, 32)).astype(np.uint16)
+    Image.fromarray(twelve_bits).save(place / "2.png")
+    Image.fromarray(twelve_bits * 16).save(place / "3.png")
+    audit, _ = selfcon.data.check(folder)
+    assert audit.exit_code == 0
+    flat, dark = audit.warnings
+    assert flat == f"2 images are of one colour, such as {place / '0.png'}."
+    assert dark.startswith(f"1 image is nearly black, such as {place / '2.png'}: files of 16 bits")
+
+
 def test_the_contact_sheet(folder: Path, tmp_path: Path) -> None:
     (folder / "train" / "zebra" / "0.png").write_bytes(b"")
     sheet = selfcon.data.draw_contact_sheet(selfcon.data.load(folder), tmp_path / "new" / "sheet.png")

@@ -85,6 +85,6 @@ def test_randaugment(draws: Draws) -> None:
 
 
 def test_names() -> None:
-    assert set(POLICIES) == {"standard", "simple", "randaugment", "randaugment-standard", "none"}
+    assert set(POLICIES) == {"standard", "simple", "randaugment", "randaugment-simple", "randaugment-standard", "none"}
     with pytest.raises(UsageError, match="did you mean 'randaugment'"):
         get_policy("randaugmnt")

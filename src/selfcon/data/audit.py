@@ -22,6 +22,9 @@ from selfcon.errors import BadImageError, name_some
 from selfcon.progress import track
 
 
+_DARK = 32  # of 255; files of 16 bits of which 12 are used come to 15
+
+
 @dataclass(frozen=True)
 class Sample:
     """What is remembered of one image: its size and a hash of its pixels, or why it cannot be read."""
@@ -32,6 +35,8 @@ class Sample:
     digest: bytes = b""
     exif_ignored: bool = False
     problem: str = ""
+    flat: bool = False  # of one colour
+    dark: bool = False
 
 
 @dataclass
@@ -79,6 +84,7 @@ def check(
     ignored = sum(sample.exif_ignored for every in samples.values() for sample in every)
     if ignored:
         warnings.append(f"EXIF data of {_count(ignored, 'image')} cannot be read; it was ignored.")
+    warnings += _find_blank([sample for every in samples.values() for sample in every])
     others = count_others(Path(data)) if Path(data).is_dir() and not is_sharded(Path(data)) else 0
     if others:
         warnings.append(f"{_count(others, 'file')} {_be(others)} not taken for images, by the endings.")
@@ -122,7 +128,8 @@ def _scan(images: Images, split: str) -> list[Sample]:
             return Sample(where, label, problem=str(error))
         height, width = pixels.shape[:2]
         digest = hashlib.blake2b(np.ascontiguousarray(pixels).data, digest_size=16, key=f"{width}x{height}".encode())
-        return Sample(where, label, (width, height), digest.digest(), ignored)
+        flat, dark = bool((pixels == pixels[0, 0]).all()), bool(pixels.max() < _DARK)
+        return Sample(where, label, (width, height), digest.digest(), ignored, flat=flat, dark=dark and not flat)
 
     return list(track(in_threads(look, range(len(images)), describe=images.describe), f"Reading {split}", len(images)))
 
@@ -144,6 +151,20 @@ def _sizes(samples: dict[str, list[Sample]]) -> dict[str, Any]:
         "height": [heights[0], heights[-1]],
         "most_common": {"width": width, "height": height, "images": count},
     }
+
+
+def _find_blank(samples: list[Sample]) -> list[str]:
+    """Images on which there is nothing to see."""
+    flat, dark = ([sample for sample in samples if getattr(sample, kind)] for kind in ("flat", "dark"))
+    warnings = []
+    if flat:
+        warnings.append(f"{_count(len(flat), 'image')} {_be(len(flat))} of one colour, such as {flat[0].where}.")
+    if dark:
+        warnings.append(
+            f"{_count(len(dark), 'image')} {_be(len(dark))} nearly black, such as {dark[0].where}: "
+            "files of 16 bits that use fewer look so, and should be scaled first."
+        )
+    return warnings
 
 
 def _find_duplicates(samples: dict[str, list[Sample]], classes: tuple[str, ...]) -> tuple[dict[str, int], list[str]]:
