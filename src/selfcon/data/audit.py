@@ -21,7 +21,6 @@ from selfcon.data.sources import load
 from selfcon.errors import BadImageError, name_some
 from selfcon.progress import track
 
-
 _DARK = 32  # of 255; files of 16 bits of which 12 are used come to 15
 
 
