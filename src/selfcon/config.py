@@ -280,6 +280,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         where = f", line {error.problem_mark.line + 1}" if getattr(error, "problem_mark", None) else ""  # type: ignore[attr-defined]
         raise UsageError(f"{path}{where} is not plain YAML: {getattr(error, 'problem', error)}.") from error
+    except (ValueError, OverflowError) as error:  # dates that are none, numbers of thousands of digits
+        raise UsageError(f"{path} holds a value that cannot be: {str(error).rstrip('.')}.") from error
     if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
         raise UsageError(f"{path} must hold settings by name.")
     return tree

@@ -98,7 +98,10 @@ def unknown_name(kind: str, name: object, valid: Iterable[str]) -> UsageError:
 
 def hint_path(path: Path) -> str:
     """The end of a sentence about a path that is not there: the nearest one beside it, if there is such."""
-    beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    try:
+        beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    except OSError:  # such as a name that is too long
+        return "."
     near = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.8)
     return f"; did you mean {str(path.parent / near[0])!r}?" if near else "."
 

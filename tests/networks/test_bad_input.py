@@ -25,9 +25,9 @@ from selfcon.errors import SelfconWarning, UsageError
         ({"name": "resnet18", "exits": ["2:fc"]}, "exits are selfcon.Exit values"),
         ({"name": "test_vit", "exits": [Exit(1, "same")]}, "takes 'fc' exits only"),
         ({"name": "test_vit", "width": 0.5}, "width scales only resnet18"),
-        ({"name": "resnet18", "width": 0.0}, "width must be a finite number greater than 0"),
-        ({"name": "resnet18", "width": float("inf")}, "width must be a finite number"),
-        ({"name": "resnet18", "width": "half"}, "width must be a finite number"),
+        ({"name": "resnet18", "width": 0.0}, "width must be a number greater than 0"),
+        ({"name": "resnet18", "width": float("inf")}, "width must be a number"),
+        ({"name": "resnet18", "width": "half"}, "width must be a number"),
         (
             {"name": "resnet18", "pretrained": True, "width": 0.5},
             "no weights for resnet18 in this form: leave out pretr",

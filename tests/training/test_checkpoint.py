@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from selfcon.config import Settings, make_settings
-from selfcon.errors import InputMissingError, SelfconWarning, StorageError, UsageError
+from selfcon.errors import InputMissingError, SelfconWarning, StorageError, UnsafeError, UsageError
+from selfcon.training import checkpoint as checkpoints
 from selfcon.training.checkpoint import Checkpoint, load_newest, save
+from selfcon.training.files import write_whole
 from selfcon.training.folder import RunFolder
 
 
@@ -33,7 +38,7 @@ def test_the_newest_is_loaded_and_two_are_kept(tmp_path: Path) -> None:
     assert torch.equal(found.tensors["weights"], torch.full((3,), 4.0))
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "json", "number", "nest", "digit", "missing"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "json", "number", "nest", "digit", "format", "missing"])
 def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path: Path, damage: str) -> None:
     fill(tmp_path, 2)
     newest = tmp_path / "step-000000002"
@@ -50,16 +55,18 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path: Path, damag
         (newest / "state.json").write_text("616")
     elif damage == "nest":
         (newest / "state.json").write_text("[" * 100_000)
-    elif damage == "digit":
-        text = (newest / "state.json").read_text()
-        assert '"epoch": 2' in text
-        (newest / "state.json").write_text(text.replace('"epoch": 2', '"epoch": 3'))
+    elif damage in ("digit", "format"):
+        text, written = (newest / "state.json").read_text(), f'"{"epoch" if damage == "digit" else damage}": 2'
+        assert written in text
+        (newest / "state.json").write_text(text.replace(written, written.replace("2", "3")))
     else:
         weights.unlink()
     with pytest.warns(SelfconWarning, match="step-000000002 cannot be used"):
         found = load_newest(tmp_path)
     assert found is not None
     assert found.facts["epoch"] == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged-step-000000002", "step-000000001"]
+    assert checkpoints.newest(tmp_path) == tmp_path / "step-000000001"
     (tmp_path / "step-000000001" / "state.json").unlink()
     with pytest.warns(SelfconWarning), pytest.raises(StorageError, match=r"No checkpoint in .* can be read"):
         load_newest(tmp_path)
@@ -67,8 +74,9 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path: Path, damag
 
 def test_one_of_another_version_is_not_taken_for_damage(tmp_path: Path) -> None:
     fill(tmp_path, 2)
-    facts = tmp_path / "step-000000002" / "state.json"
-    facts.write_text(json.dumps({**json.loads(facts.read_text()), "format": 99}))
+    path = tmp_path / "step-000000002" / "state.json"
+    facts = {**json.loads(path.read_text()), "format": 99}
+    path.write_text(json.dumps({**facts, "facts_sha256": checkpoints._hash_facts(facts)}))
     with pytest.raises(UsageError, match="is of format 99, and this version of selfcon reads format 2"):
         load_newest(tmp_path)
 
@@ -78,6 +86,61 @@ def test_leftovers_of_a_broken_save_are_removed(tmp_path: Path) -> None:
     (tmp_path / ".step-000000002.part").mkdir()
     load_newest(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
+
+
+def test_nothing_is_removed_through_links(tmp_path: Path) -> None:
+    """A run folder may be somebody else's, and lead to what is ours."""
+    mine, run = tmp_path / "mine", tmp_path / "run"
+    for name in ("letters", "step-000000001", "photos"):
+        (mine / name).mkdir(parents=True)
+        (mine / name / "file").touch()
+    fill(run / "real" / "probe", 2)
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "probe").symlink_to(mine)
+    (run / "real" / "probe" / "step-000000009").symlink_to(mine / "letters")
+    (run / "whole").symlink_to(run / "real")
+    for folder in (run / "checkpoints" / "probe", run / "whole" / "probe"):
+        with pytest.raises(UnsafeError, match="is a link"):
+            load_newest(folder)
+        with pytest.raises(UnsafeError, match="is a link"):
+            save(folder, "step-000000005", checkpoint(5))
+    found = load_newest(run / "real" / "probe")
+    assert found is not None
+    assert found.facts["epoch"] == 2
+    save(run / "real" / "probe", "step-000000010", checkpoint(10))
+    assert sorted(path.name for path in mine.rglob("*")) == ["file"] * 3 + ["letters", "photos", "step-000000001"]
+
+
+def test_nothing_is_written_through_links(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    for name in (f".results.json.{os.getpid()}.part", "results.json"):
+        (tmp_path / name).symlink_to(mine)
+    write_whole(tmp_path / "results.json", b"{}")
+    assert mine.read_text() == "mine"
+    assert (tmp_path / "results.json").read_text() == "{}"
+    assert not (tmp_path / "results.json").is_symlink()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(mine)
+    with pytest.raises(UnsafeError, match=r"\.lock is a link"):
+        RunFolder.open(tmp_path / "run", Settings(), verb="fit")
+    assert mine.read_text() == "mine"
+
+
+def test_what_a_broken_start_left_does_not_stop_the_next_one(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (run / f".config.yaml.{ended.pid}.part").write_text("data: dig")
+    RunFolder.open(run, Settings(), verb="fit").close()
+    assert sorted(path.name for path in run.iterdir()) == [".lock", "config.yaml", "environment.json"]
+    (run / f".results.json.{ended.pid}.part").write_text("{")
+    (run / f".report.html.{os.getppid()}.part").write_text("being written")
+    (run / "results.json").write_text("{}")
+    RunFolder.open(run, Settings(), verb="fit").close()
+    assert not (run / f".results.json.{ended.pid}.part").exists()
+    assert (run / f".report.html.{os.getppid()}.part").exists()
 
 
 def test_a_run_folder_belongs_to_one_run_and_one_process(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import selfcon
 from selfcon.errors import DataError, InputMissingError, UsageError
-from selfcon.training.checkpoint import write_whole
+from selfcon.training.files import write_whole
 from selfcon.workflows.reporting import read_page, write_report
 from tests.cli.calling import call
 from tests.workflows.conftest import write_stripes

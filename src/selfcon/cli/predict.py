@@ -13,7 +13,7 @@ import io
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -93,7 +93,8 @@ def _open(output: Path | None) -> Iterator[TextIO]:
             yield file
         part.replace(output)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         raise StorageError(f"{output} cannot be written ({error.strerror}).") from error
 
 

@@ -124,7 +124,7 @@ def parse_value(text: str) -> Any:
     """A value as YAML would read it, and 0.5,1.0 as the list that it is meant to be; everything else is text."""
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError):  # such as a date that is none
         return text
     if not isinstance(value, str):
         return value

@@ -25,6 +25,8 @@ MOST_BYTES = 1 << 40
 MOST_MEMBERS = 20_000_000
 _MOST_COMPRESSED = 200  # what comes out, over what the archive takes
 _ALWAYS_ALLOWED = 1 << 30  # bytes
+_LEAST = 4096  # bytes that a member counts for, since file systems have no smaller ones
+_LONGEST_HEADER = 1 << 20
 _BLOCK = 1 << 20
 _BROKEN = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, LZMAError, NotImplementedError, RuntimeError)
 
@@ -63,7 +65,7 @@ Member = tuple[str, Callable[[], IO[bytes]] | None]
 
 
 def _tar_members(archive: Path) -> Iterator[Member]:
-    with tarfile.open(archive, "r:*") as tar:
+    with tarfile.open(archive, "r:*", tarinfo=_Info) as tar:
         for member in tar:
             if member.isdir():
                 yield member.name, None
@@ -71,6 +73,22 @@ def _tar_members(archive: Path) -> Iterator[Member]:
                 yield member.name, lambda member=member: tar.extractfile(member)  # type: ignore[misc]
             else:
                 raise UnsafeError(f"{archive} holds {member.name!r}, which is neither a file nor a folder.")
+
+
+class _Info(tarfile.TarInfo):
+    """Whose extended headers, names and comments, are not read into memory whatever their size."""
+
+    def _proc_pax(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        self._check()
+        return super()._proc_pax(tar)  # type: ignore[misc, no-any-return]
+
+    def _proc_gnulong(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        self._check()
+        return super()._proc_gnulong(tar)  # type: ignore[misc, no-any-return]
+
+    def _check(self) -> None:
+        if self.size > _LONGEST_HEADER:
+            raise UnsafeError(f"An archive has a header of {self.size:,} bytes.")
 
 
 def _zip_members(archive: Path) -> Iterator[Member]:
@@ -96,6 +114,7 @@ class _Room:
         place = PurePosixPath(name.replace("\\", "/"))
         if place.is_absolute() or ".." in place.parts or "\0" in name or ":" in (place.parts or ("",))[0]:
             raise UnsafeError(f"{self.archive} holds {name!r}, which would be written outside its folder.")
+        self.take(_LEAST)
         return place
 
     def take(self, count: int) -> None:
@@ -106,11 +125,14 @@ class _Room:
 
 
 def _write(path: Path, read: Callable[[], IO[bytes]] | None, room: _Room) -> None:
-    if read is None:
-        path.mkdir(parents=True, exist_ok=True)
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with read() as source, path.open("xb") as file:
+    try:
+        (path if read is None else path.parent).mkdir(parents=True, exist_ok=True)
+        if read is None:
+            return
+        file = path.open("xb")
+    except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+        raise UnsafeError(f"{room.archive} holds {path.name!r} twice, or as a file and as a folder.") from error
+    with read() as source, file:
         while block := source.read(_BLOCK):
             room.take(len(block))
             file.write(block)

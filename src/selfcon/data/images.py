@@ -7,6 +7,7 @@ before anything is decoded, and only formats that are meant for pictures are ope
 from __future__ import annotations
 
 import contextlib
+import re
 import struct
 import warnings
 import zlib
@@ -30,6 +31,10 @@ Pixels = npt.NDArray[np.uint8]
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 MAX_PIXELS = 100_000_000
+_MOST_BYTES = 1 << 30  # of a file
+_LONGEST_HEADER, _LONGEST_TEXT = 1 << 16, 1 << 24  # bytes of a PPM, and of one that is text
+_COMMENT = re.compile(rb"#[^\r\n]*")
+_MOST_SCANS = 2_000_000_000  # pixels of a JPEG, times how often they are gone through
 _WIDEST = 8  # times its shorter side an image may be long before its ends are cut off
 _WRONG = (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, struct.error, zlib.error)
 
@@ -76,13 +81,16 @@ def decode(path: Path, data: bytes | None = None, *, turn: bool = True) -> Decod
     EXIF data say; annotations are of the pixels as they are stored.
     """
     try:
-        data = path.read_bytes() if data is None else data
+        data = _read(path) if data is None else data
+        _check_ppm(path, data)
         with Image.open(BytesIO(data), formats=FORMATS) as image:
             width, height = image.size
             if width * height > MAX_PIXELS:
                 raise BadImageError(
                     f"{path} has {width} x {height} pixels, more than the {MAX_PIXELS / 1e6:.0f} million allowed."
                 )
+            if image.format == "JPEG" and data.count(b"\xff\xda") * width * height > _MOST_SCANS:
+                raise BadImageError(f"{path} has so many scans that reading it would take too long.")
             if (quick := _decode_jpeg(image, data)) is not None:
                 return Decoded(quick)
             upright, exif_ignored = _upright(image) if turn else (image, False)
@@ -98,6 +106,24 @@ def decode(path: Path, data: bytes | None = None, *, turn: bool = True) -> Decod
         if isinstance(error, BadImageError):
             raise
         raise BadImageError(f"{path} cannot be read: {str(error).rstrip('.') or type(error).__name__}.") from error
+
+
+def _read(path: Path) -> bytes:
+    if path.stat().st_size > _MOST_BYTES:
+        raise BadImageError(f"{path} has more than the {_MOST_BYTES / 1e9:.1f} GB allowed.")
+    return path.read_bytes()
+
+
+def _check_ppm(path: Path, data: bytes) -> None:
+    """Pillow reads these files' headers, and pixels that are text or not of 8 bits, a letter at a time."""
+    kind = data[1:2]
+    if data[:1] != b"P" or not kind.isdigit():
+        return
+    words = _COMMENT.sub(b" ", data[:_LONGEST_HEADER]).split(maxsplit=4)
+    if len(words) < 4 and len(data) > _LONGEST_HEADER:
+        raise BadImageError(f"{path} does not come to its pixels within {_LONGEST_HEADER:,} bytes.")
+    if len(data) > _LONGEST_TEXT and (kind in b"123" or (kind in b"56" and words[3] != b"255")):
+        raise BadImageError(f"{path} would take too long to read: a PPM of this size must hold 8 bits a value.")
 
 
 def _decode_jpeg(image: Image.Image, data: bytes) -> Pixels | None:
@@ -162,6 +188,7 @@ def _to_rgb(image: Image.Image, file_format: str | None) -> Pixels:
         kind = "floating-point numbers" if image.mode == "F" else "32-bit integers"
         raise ValueError(f"it holds {kind}, whose range is unknown")
     if image.mode.startswith("I"):  # 16 bits a pixel; Pillow would clip them instead of scaling
-        grey = np.asarray(image).astype(np.int64).clip(0, 0xFFFF)
+        grey = np.asarray(image)
+        grey = grey if grey.dtype == np.uint16 else grey.clip(0, 0xFFFF)
         return np.repeat((grey >> 8).astype(np.uint8)[..., None], 3, axis=2)
-    return np.asarray(image.convert("RGB"))
+    return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))

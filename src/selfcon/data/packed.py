@@ -33,6 +33,8 @@ from selfcon.progress import track
 _FORMAT = "selfcon-pack-1"
 _DTYPES: dict[str, np.dtype[Any]] = {"U8": np.dtype("<u1"), "I64": np.dtype("<i8")}
 _MAX_HEADER = 100_000_000
+_MOST_SIDES = 4
+_LONGEST_NAME = 200  # bytes; file systems end at 255
 _JPEG, _QUALITY = b"\xff\xd8", 95
 
 
@@ -250,7 +252,14 @@ def load_packed(path: Path) -> Source:
 
 def _file_name(name: str) -> str:
     """A name that leads nowhere: others may name folders by it."""
-    if not name or name.startswith(".") or "/" in name or "\\" in name or "\0" in name:
+    if (
+        not name
+        or len(name.encode()) > _LONGEST_NAME
+        or name.startswith(".")
+        or "/" in name
+        or "\\" in name
+        or "\0" in name
+    ):
         raise ValueError(f"its name is {name!r}")
     return name
 
@@ -292,7 +301,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
         try:
             first, last = tensor["data_offsets"]
             shape, itemsize = tensor["shape"], _DTYPES[tensor["dtype"]].itemsize
-            whole = all(isinstance(side, int) and side >= 0 for side in shape)
+            whole = len(shape) <= _MOST_SIDES and all(isinstance(side, int) and 0 <= side <= size for side in shape)
             fits = whole and first == end and last - first == math.prod(shape) * itemsize
         except (KeyError, TypeError, ValueError) as error:
             raise UnsafeError(f"{path} has a header whose {name!r} cannot be.") from error

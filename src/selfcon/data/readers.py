@@ -258,14 +258,16 @@ def share_of(batch_size: int, count: int) -> int:
 
 def _wait(future: Future[T], readers: Readers, describe: Callable[[], str]) -> T:
     """What comes of a reading, unless for too long nothing comes of any: others may stand before it."""
+    before, since = readers.progress, time.monotonic()
     while True:
-        before = readers.progress
         try:
-            return future.result(scan.PATIENCE)
+            return future.result(scan.PATIENCE / 20)
         except TimeoutError as error:
             if future.done():
                 return future.result()
-            if readers.progress == before:
+            if (now := readers.progress) != before:
+                before, since = now, time.monotonic()
+            elif time.monotonic() - since > scan.PATIENCE:
                 raise HungError(f"Nothing came of {describe()} in {scan.PATIENCE:.0f} seconds.") from error
 
 

@@ -131,6 +131,8 @@ def _read_about(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
+        if not path.is_file():
+            raise ValueError("it is no plain file")  # noqa: TRY301 - said like the others
         about = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as JSON ({error}).") from error

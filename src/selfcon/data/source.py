@@ -14,6 +14,8 @@ from selfcon.data.images import Pixels, read_image
 from selfcon.data.splits import Labels, hold_out
 from selfcon.errors import BadImageError, DataError, UsageError, name_some
 
+_LONGEST_NAME = 1000  # letters of a class
+
 
 class Images(ABC):
     """The samples of one split. Indexing decodes one image: uint8 [H, W, 3]."""
@@ -158,7 +160,10 @@ def complain(problem: str, problems: list[str] | None) -> None:
 
 
 def check_source(source: Source, problems: list[str] | None = None) -> Source:
-    """The source itself, once every class has training images and no label lies outside the classes."""
+    """The source itself, once every class has training images and no label lies outside the classes.
+
+    Names that are no text (folders may be called anything) are written with escapes.
+    """
     if len(source.classes) < 2:
         complain(f"{source.name} has {len(source.classes)} class: at least two are needed.", problems)
     for split, images in source.splits().items():
@@ -170,7 +175,19 @@ def check_source(source: Source, problems: list[str] | None = None) -> Source:
             raise DataError(
                 f"{source.name} has the label {wrong} in {split}, and labels are 0 to {len(source.classes) - 1}."
             )
+    if long := next((name for name in source.classes if len(name) > _LONGEST_NAME), None):
+        raise DataError(f"{source.name} has a class whose name is {len(long):,} letters long: {long[:40]!r}...")
+    if not all(map(_is_text, source.classes)):
+        source = replace(source, classes=tuple(map(_as_text, source.classes)))
     present = np.bincount(source.train.labels, minlength=len(source.classes))
     if empty := [source.classes[label] for label in np.flatnonzero(present == 0)]:
         complain(f"{source.name} has no training images of {name_some(empty)}.", problems)
     return source
+
+
+def _is_text(name: str) -> bool:
+    return name.isascii() or not any(0xD800 <= ord(letter) <= 0xDFFF for letter in name)
+
+
+def _as_text(name: str) -> str:
+    return name.encode("utf-8", "backslashreplace").decode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 import math
+import os
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -25,7 +26,9 @@ from selfcon.errors import DataError, InputMissingError, SelfconError, UnsafeErr
 
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test", "classes")
 _BROKEN_ZIP = (zipfile.BadZipFile, zlib.error, lzma.LZMAError)
-_ALWAYS_UNPACKED, _MOST_COMPRESSED = 1 << 30, 200  # bytes; beyond them, what is unpacked over what is there
+_ALWAYS_UNPACKED, _MOST_COMPRESSED = 1 << 30, 200  # bytes of a file; beyond them, what is unpacked over what is there
+_LONGEST_HEADER, _MOST_CLASSES = 10_000, 1_000_000
+_LONGEST_NAME = 255  # bytes, of file systems
 
 BadImages = Literal["error", "skip"]
 _BY_NAME = ("digits", "tiny-imagenet", "imagenet", "imagenet100", *NAMED, *FINE_GRAINED)
@@ -72,6 +75,8 @@ def _find(
     problems: list[str] | None,
 ) -> Source:
     name, path = ("" if isinstance(data, Path) else data), Path(data)  # a Path is never a name
+    if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
+        raise InputMissingError(f"There is no file or folder {str(path)[:60]}..., whose name is too long.")
     if class_list is not None and name not in ("imagenet", "imagenet100"):
         raise UsageError(f"A class list goes with imagenet or imagenet100, not with {data}.")
     if name in _ADDED:
@@ -169,25 +174,45 @@ def _read_npz(path: Path) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(path) as file:
             present = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
-            return {key: _read_array(path, file, present[key]) for key in _ARRAYS if key in present}
+            wanted = {key: present[key] for key in _ARRAYS if key in present}
+            _check_room(path, sum(info.file_size for info in wanted.values()))
+            _check_room(path, sum(_check_header(path, file, info) for info in wanted.values()))
+            return {key: _read_array(file, info) for key, info in wanted.items()}
     except (OSError, EOFError, ValueError, RuntimeError, NotImplementedError, *_BROKEN_ZIP) as error:
         if isinstance(error, SelfconError):
             raise
         raise DataError(f"{path} cannot be read as an .npz: {str(error).rstrip('.')}.") from error
 
 
-def _read_array(path: Path, file: zipfile.ZipFile, info: zipfile.ZipInfo) -> Any:
-    """One array, once its header agrees with its size and holds no Python objects; nothing is unpacked before that."""
-    if info.file_size > max(_ALWAYS_UNPACKED, _MOST_COMPRESSED * info.compress_size):
-        raise UnsafeError(f"{path} would unpack {info.compress_size:,} bytes of {info.filename} to {info.file_size:,}.")
+def _check_room(path: Path, taken: int) -> None:
+    stored = path.stat().st_size
+    if taken > max(_ALWAYS_UNPACKED, _MOST_COMPRESSED * stored):
+        raise UnsafeError(f"{path} would unpack {stored:,} bytes to {taken:,}.")
+
+
+def _check_header(path: Path, file: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
+    """How much memory an array takes, once its header agrees with its size and tells of no Python objects."""
+    read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     with file.open(info) as member:
         version = np.lib.format.read_magic(member)
-        read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        shape, _, dtype = read_header[version](member) if version in read_header else ((), False, np.dtype("V1"))
+        if version not in read_header:
+            raise DataError(f"{path} has an array {info.filename} of an unknown kind.")
+        start = member.tell()
+        if int.from_bytes(member.read(2 * version[0]), "little") > _LONGEST_HEADER:
+            raise UnsafeError(f"{path} has an array {info.filename} whose header is too long.")
+        member.seek(start)
+        shape, _, dtype = read_header[version](member)
+        held = math.prod(shape) * dtype.itemsize
         if dtype.hasobject:
             raise UnsafeError(f"{path} holds Python objects, which can run code when they are read.")
-        if math.prod(shape) * dtype.itemsize != info.file_size - member.tell():
+        if not dtype.itemsize or held != info.file_size - member.tell():
             raise DataError(f"{path} has an array {info.filename} whose header does not fit its contents.")
+    if dtype.kind in "US" and math.prod(shape) > _MOST_CLASSES:
+        raise UnsafeError(f"{path} names {math.prod(shape):,} classes.")
+    return held * (3 if len(shape) == 3 else 1)  # grey images become coloured ones
+
+
+def _read_array(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> Any:
     with file.open(info) as member:
         return np.lib.format.read_array(member, allow_pickle=False)
 

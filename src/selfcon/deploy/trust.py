@@ -18,13 +18,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from selfcon.errors import DataError, SelfconError, UsageError
+from selfcon.errors import DataError, SelfconError, UnsafeError, UsageError
 from selfcon.evaluation.early_exit import Point, Rule
 from selfcon.evaluation.outliers import Mahalanobis, Neighbours, Strangeness
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.weights import hash_file
+from selfcon.training.files import inside
 
 FORMAT = 4
+_LEAST_TEMPERATURE = 1e-3
 _UNREADABLE = (
     ArithmeticError,
     AttributeError,
@@ -82,12 +84,14 @@ def read_trust(folder: Path, net: MultiExitNetwork) -> Trust:
     if not path.is_file():
         return Trust()
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(inside(folder, path.name).read_text(encoding="utf-8"))
         if found["format"] != FORMAT:
             raise DataError(f"it is of format {found['format']}, and this version reads {FORMAT}")
         if found["model_sha256"] != hash_file(folder / "model.safetensors"):
             raise DataError("it was made for other weights")
         return _read(folder, found, net)
+    except UnsafeError:
+        raise
     except _UNREADABLE as error:
         reason = str(error).rstrip(".") if isinstance(error, SelfconError) else f"{type(error).__name__}: {error}"
         raise DataError(f"{path} cannot be used ({reason}): `selfcon calibrate` makes it anew.") from error
@@ -98,14 +102,14 @@ def _read(folder: Path, found: dict[str, Any], net: MultiExitNetwork) -> Trust:
     above = _numbers(found["strange_above"])
     strangers: dict[str, Strangeness] = {}
     if above:
-        data = (folder / "calibration.safetensors").read_bytes()
+        data = inside(folder, "calibration.safetensors").read_bytes()
         if hashlib.sha256(data).hexdigest() != found["tensors_sha256"]:
             raise DataError("calibration.safetensors is not the file that it tells of")
         tensors = load_tensors(data)
         strangers = {name: _stranger(name, tensors, net) for name in above}
     temperatures = _numbers(found["temperatures"])
-    if temperatures and min(temperatures.values()) <= 0:
-        raise DataError("a temperature is not above 0")
+    if not all(_LEAST_TEMPERATURE <= each <= 1 / _LEAST_TEMPERATURE for each in temperatures.values()):
+        raise DataError("a temperature is beyond what can be meant")
     curve = () if early is None else tuple(_point(each) for each in early["curve"])
     if early is not None:
         if not curve:
@@ -156,4 +160,6 @@ def _stranger(name: str, tensors: Mapping[str, Tensor], net: MultiExitNetwork) -
     if "known" in parts:
         known = torch.nn.functional.normalize(parts["known"])
         return Neighbours(known, min(10, len(known)))
+    if len(parts["whitening"]) != net.width:
+        raise DataError(f"the features of {name} do not fit the network")
     return Mahalanobis(parts["means"], parts["whitening"])

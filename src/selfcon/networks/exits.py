@@ -10,6 +10,7 @@ from selfcon.networks.subnetworks import Structure
 
 BACKBONE = "backbone"
 """The name of exit 0."""
+_LONGEST = 4  # digits of a stage
 DEFAULT_STAGE = 2
 """After which the paper's ResNets have their sub-network."""
 
@@ -46,7 +47,7 @@ def parse_exits(text: str) -> list[Exit]:
     exits = []
     for part in text.split(","):
         after, _, structure = part.strip().partition(":")
-        if not after.isdigit():
+        if not (after.isascii() and after.isdigit() and len(after) <= _LONGEST):
             raise UsageError(
                 f"exits are written as STAGE:STRUCTURE, such as 2:fc or 1:fc,2:same, not {part.strip()!r}."
             )

@@ -16,6 +16,8 @@ from selfcon.networks.norms import Norm, use_group_norm
 from selfcon.networks.stages import split
 from selfcon.networks.subnetworks import Linear, repeat_stages
 
+_WIDEST = 64
+
 
 def list_models(*, timm: bool = False) -> list[str]:
     """The networks that take every stem, width and sub-network; `timm=True` adds all others of timm."""
@@ -44,8 +46,8 @@ def create_model(
     """
     exits = _check_exits(name, exits)
     _check_sizes(image_size=image_size, projection_dim=projection_dim, num_classes=num_classes)
-    if isinstance(width, bool) or not isinstance(width, int | float) or not 0 < width < float("inf"):
-        raise UsageError(f"width must be a finite number greater than 0, not {width!r}.")
+    if isinstance(width, bool) or not isinstance(width, int | float) or not 0 < width <= _WIDEST:
+        raise UsageError(f"width must be a number greater than 0 and up to {_WIDEST}, not {width!r}.")
     encoder = create_encoder(name, stem=stem, image_size=image_size, shape=Shape(width), **timm_kwargs)
     splitter = split(encoder, name, exits=bool(exits))
     widths = splitter.widths(encoder, timm_kwargs.get("img_size", image_size)) if exits else []

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from selfcon.errors import DataError, InputMissingError, SelfconError, UnsafeError, hint_path
 from selfcon.networks.exits import parse_exits
 from selfcon.networks.multi_exit import MultiExitNetwork
+from selfcon.networks.options import bounded, check_options
 from selfcon.networks.registry import create_model
+from selfcon.training.files import inside, refuse_link
 from selfcon.training.folder import RunFolder
 
 _FORMAT = 1
-_READ_FILES = {"checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}  # of timm
-_MOST, _MOST_LAYERS, _MOST_PIXELS = 100_000, 500, 4096
+_MOST_PIXELS = 4096
 
 
 def save_model(run: RunFolder, net: MultiExitNetwork, facts: dict[str, Any]) -> None:
@@ -38,7 +39,7 @@ def save_encoder(run: RunFolder, epoch: int, module: nn.Module) -> None:
     """The weights of one epoch, for those who want to look at how they came about."""
     if run.follows:
         return
-    (run.path / "encoders").mkdir(exist_ok=True)
+    refuse_link(run.path / "encoders").mkdir(exist_ok=True)
     state = module.state_dict()
     data = save_tensors({name: state[name].cpu().contiguous() for name in sorted(state)})
     run.write(f"encoders/epoch-{epoch:04d}.safetensors", data)
@@ -56,16 +57,19 @@ def load_model(path: str | Path) -> tuple[MultiExitNetwork, dict[str, Any]]:
             raise InputMissingError(f"There is no folder {path}{hint_path(path)}")
         raise InputMissingError(f"{path} holds no trained model: model.json and model.safetensors are not there.")
     try:
-        facts = json.loads((path / "model.json").read_text(encoding="utf-8"))
+        facts = json.loads(inside(path, "model.json").read_text(encoding="utf-8"))
         network = _check_network(path, facts["network"])
         _check_facts(facts)
-        weights = (path / "model.safetensors").read_bytes()
+        weights = inside(path, "model.safetensors").read_bytes()
         if facts.get("weights_sha256", digest := hashlib.sha256(weights).hexdigest()) != digest:
             raise DataError("model.safetensors is not the file that model.json tells of")
         tensors = load_tensors(weights)
-        _check_fit(network, tensors)
-        net = build_model(network)
+        with bounded(str(path)):
+            _check_fit(network, tensors)
+            net = build_model(network)
         net.load_state_dict(tensors)
+        if broken := next((name for name, value in tensors.items() if not bool(value.isfinite().all())), None):
+            raise DataError(f"{broken} holds values that are not finite")
     except SelfconError as error:
         if isinstance(error, UnsafeError):
             raise
@@ -88,13 +92,7 @@ def _check_network(path: Path, given: Any) -> dict[str, Any]:
     """The arguments that build the network, once none of them leads to a file or to a size without bounds."""
     network: dict[str, Any] = {**given, "options": dict(given["options"])}
     network["options"].pop("pretrained", None)  # the weights are here
-    if leading := sorted(network["options"].keys() & _READ_FILES):
-        raise UnsafeError(f"{path} holds a model whose {leading[0]} would be read from elsewhere.")
-    for name, value in {**network, **network["options"]}.items():
-        most = _MOST_LAYERS if name in ("layers", "depths", "depth") else _MOST
-        for number in value if isinstance(value, list) else [value]:
-            if isinstance(number, int | float) and not abs(number) <= most:
-                raise UnsafeError(f"{path} holds a model whose {name} is {number}.")
+    check_options({**network, **network["options"]}, str(path))
     return network
 
 
@@ -116,6 +114,8 @@ def _check_facts(facts: dict[str, Any]) -> None:
         raise DataError(f"its images are of {size!r} pixels")
     if not all(isinstance(facts[name], str) for name in ("method", "data")):
         raise DataError("its method and data are no names")
+    if not isinstance(facts.get("data_sha256", {}), dict):
+        raise DataError("its data_sha256 is no table of hashes")
 
 
 def _check_fit(network: dict[str, Any], tensors: dict[str, Tensor]) -> None:

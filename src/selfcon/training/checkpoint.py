@@ -6,9 +6,10 @@ former and of itself). No pickle.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
+import re
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -22,9 +23,11 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from selfcon.errors import SelfconWarning, StorageError, UsageError
+from selfcon.training.files import refuse_link, synchronise, write_whole
 
 _FORMAT = 2
 _KEPT = 2
+_NAME = re.compile(r"step-\d{9,}")
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class Checkpoint:
 
 
 def save(folder: Path, name: str, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint of that name, and remove all but the newest two; names sort by age."""
+    """Write a checkpoint of that name, step- and nine digits, and remove all but the newest two."""
+    _refuse_links(folder)
     target, staged = folder / name, folder / f".{name}.part"
     data = save_tensors(_plain(checkpoint.tensors))
     facts = {**checkpoint.facts, "format": _FORMAT, "sha256": hashlib.sha256(data).hexdigest()}
@@ -63,24 +67,39 @@ def save(folder: Path, name: str, checkpoint: Checkpoint) -> Path:
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole, None where there never was one; leftovers of a broken save are removed."""
+    """The newest checkpoint that is whole, None where there never was one.
+
+    Leftovers of a broken save are removed, and those that cannot be read set aside once another can.
+    """
+    _refuse_links(folder)
     if not folder.is_dir():
         return None
-    for leftover in folder.glob(".*.part"):
+    for leftover in folder.glob(".step-*.part"):
         shutil.rmtree(leftover, ignore_errors=True)
     names = _names(folder)
-    for name in reversed(names):
+    for number, name in enumerate(reversed(names)):
         try:
-            return _read(folder / name)
+            found = _read(folder / name)
         except UsageError:
             raise
         except (OSError, ValueError, KeyError, RecursionError, SafetensorError) as error:
             warnings.warn(
                 f"{folder / name} cannot be used ({error}); the one before is tried.", SelfconWarning, stacklevel=2
             )
+        else:
+            _set_aside(folder, names[len(names) - number :])
+            return found
     if names:
         raise StorageError(f"No checkpoint in {folder} can be read: start anew with --overwrite.")
     return None
+
+
+def _set_aside(folder: Path, names: list[str]) -> None:
+    """Damaged ones, so that they do not count as the newest, and can still be looked at."""
+    for name in names:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(folder / f"damaged-{name}", ignore_errors=True)
+            (folder / name).rename(folder / f"damaged-{name}")
 
 
 def newest(folder: Path) -> Path | None:
@@ -93,17 +112,16 @@ def _read(path: Path) -> Checkpoint:
     facts = json.loads((path / "state.json").read_text(encoding="utf-8"))
     if not isinstance(facts, dict):
         raise ValueError("state.json holds no facts")  # noqa: TRY004 - damage, not a mistake of a caller
-    data = (path / "state.safetensors").read_bytes()
-    found = hashlib.sha256(data).hexdigest()
+    if (own := _hash_facts(facts)) != facts["facts_sha256"]:
+        raise ValueError(f"state.json has the hash {own}, and {facts['facts_sha256']} was written")
     if facts["format"] != _FORMAT:
         raise UsageError(
             f"{path} is of format {facts['format']}, and this version of selfcon reads format {_FORMAT}: "
             f"go on with the version that wrote it, or start anew with --overwrite."
         )
-    if found != facts["sha256"]:
+    data = (path / "state.safetensors").read_bytes()
+    if (found := hashlib.sha256(data).hexdigest()) != facts["sha256"]:
         raise ValueError(f"state.safetensors has the hash {found}, and {facts['sha256']} was written")
-    if (own := _hash_facts(facts)) != facts["facts_sha256"]:
-        raise ValueError(f"state.json has the hash {own}, and {facts['facts_sha256']} was written")
     return Checkpoint(load_tensors(data), facts)
 
 
@@ -113,31 +131,22 @@ def _hash_facts(facts: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """A file that is on the disk when this returns; replaced at once where it was there."""
-    staged = path.with_name(f".{path.name}.part")
-    with staged.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    staged.replace(path)
-
-
-def synchronise(folder: Path) -> None:
-    """Make a rename in a folder last."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
 
 
+def _refuse_links(folder: Path) -> None:
+    """Of a stage and of all of them: what is old is removed there."""
+    for place in (folder.parent, folder):
+        refuse_link(place)
+
+
 def _names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    """From the oldest to the newest."""
+    found = (path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+    return sorted(
+        (path.name for path in found if path.is_dir() and not path.is_symlink()), key=lambda name: int(name[5:])
+    )
 
 
 def _existing(folder: Path) -> Path:

@@ -19,7 +19,7 @@ import torch
 import selfcon
 from selfcon.config import Section, Settings, differences, make_settings, read_like, read_yaml, write_yaml
 from selfcon.errors import InputMissingError, StorageError, UsageError
-from selfcon.training.checkpoint import write_whole
+from selfcon.training.files import is_leftover, refuse_link, write_whole
 
 _WRITTEN = (
     *("config.yaml", "environment.json", "metrics.jsonl", "model.safetensors", "model.json", "results.json"),
@@ -37,7 +37,7 @@ _WRITTEN = (
 class RunFolder:
     """A folder held by this process while it is open; leaving the `with` block lets go of it."""
 
-    def __init__(self, path: Path, lock: IO[str] | None) -> None:
+    def __init__(self, path: Path, lock: IO[bytes] | None) -> None:
         self.path = path
         self._lock = lock
 
@@ -59,6 +59,7 @@ class RunFolder:
         try:
             run = cls(path, lock)
             asked = path / "config.yaml"
+            _remove_leftovers(path)
             _check_is_run(path)
             if overwrite or _never_began(path):
                 run._clear()
@@ -112,7 +113,10 @@ class RunFolder:
     def read_json(self, name: str) -> Any:
         """A file of the run, or None where it is not there."""
         path = self.path / name
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        try:
+            return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        except (ValueError, RecursionError) as error:
+            raise _damaged(path, error) from error
 
     def write_metrics(self, lines: list[dict[str, Any]]) -> None:
         """The whole of metrics.jsonl: a line an epoch."""
@@ -121,7 +125,11 @@ class RunFolder:
     def read_metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl so far."""
         path = self.path / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+            return [dict(json.loads(line)) for line in lines]
+        except (ValueError, TypeError, RecursionError) as error:
+            raise _damaged(path, error) from error
 
     def _clear(self) -> None:
         """Remove what a run writes, and nothing else."""
@@ -131,6 +139,17 @@ class RunFolder:
                 shutil.rmtree(child)
             else:
                 child.unlink(missing_ok=True)
+
+
+def _damaged(path: Path, error: Exception) -> StorageError:
+    return StorageError(f"{path} is damaged ({error}): start anew with --overwrite, or put back what it was.")
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Halves of files, of processes that were killed or found no room."""
+    for child in path.iterdir():
+        if is_leftover(child) and not child.is_dir():
+            child.unlink(missing_ok=True)
 
 
 def _check_is_run(path: Path) -> None:
@@ -154,23 +173,27 @@ def _check_same_run(path: Path, settings: Section) -> None:
         )
 
 
-def _hold(path: Path) -> IO[str]:
+def _hold(path: Path) -> IO[bytes]:
     """The lock of a folder, which is made if need be; refused before anything is done where it cannot be written."""
+    refuse_link(path / ".lock")
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = (path / ".lock").open("a+")
+        lock = os.fdopen(os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b", buffering=0)
     except OSError as error:
         raise StorageError(f"{path} cannot be written ({error.strerror or error}).") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.seek(0)
-        holder = lock.read().strip() or "another process"
+        holder = lock.read().decode(errors="replace").strip() or "another process"
         lock.close()
         raise UsageError(f"{path} is in use by {holder}.") from error
-    lock.truncate(0)
-    lock.write(f"process {os.getpid()} on {platform.node()}")
-    lock.flush()
+    try:
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {platform.node()}".encode())
+    except OSError as error:
+        lock.close()
+        raise StorageError(f"{path} cannot be written ({error.strerror or error}).") from error
     return lock
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from selfcon.errors import StorageError, UsageError
 from selfcon.report.canvas import Picture
-from selfcon.training.checkpoint import write_whole
+from selfcon.training.files import refuse_link, write_whole
 from selfcon.workflows.trained import TrainedRun, open_run
 
 Result = dict[str, Any]
@@ -26,7 +26,7 @@ def choose_folder(run_folders: Sequence[str | Path | None], out: str | Path | No
     """Where results go: beside the one run, or into a folder of their own."""
     if out is not None:
         return Path(out)
-    return Path(str(run_folders[0])) / "analysis" if len(run_folders) == 1 else Path("analysis")
+    return refuse_link(Path(str(run_folders[0])) / "analysis") if len(run_folders) == 1 else Path("analysis")
 
 
 def write(result: Result, pictures: Mapping[str, Picture], folder: Path, name: str | None = None) -> Result:

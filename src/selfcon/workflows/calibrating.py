@@ -52,7 +52,7 @@ from selfcon.progress import say
 from selfcon.report import trust_figures
 from selfcon.report.canvas import Picture
 from selfcon.report.plots import spread
-from selfcon.training.checkpoint import write_whole
+from selfcon.training.files import write_whole
 from selfcon.workflows.analysis_files import Result, write
 from selfcon.workflows.clock import Clock
 from selfcon.workflows.strangers import fit_strangers, open_outside

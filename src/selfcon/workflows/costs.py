@@ -75,7 +75,7 @@ class Estimator:
             norm=settings.norm,
             projection_dim=settings.projection_dim,
             num_classes=_CLASSES if method.stages == 1 else None,
-            **{name: value for name, value in settings.model_options.items() if name != "pretrained"},
+            **settings.model_options,
         ).to(self.device, memory_format=memory_format(self.device))  # type: ignore[call-overload]
         bf16 = settings.precision != "fp32" and self.device.type == "cuda"
 

@@ -18,6 +18,7 @@ from selfcon.networks.stages import Staged
 from selfcon.networks.weights import hash_file
 from selfcon.progress import say
 from selfcon.training.artifact import load_model
+from selfcon.training.files import inside, refuse_link
 
 HUB = "hub"
 _OF_A_MODEL = ("model.safetensors", "model.json", "calibration.json", "calibration.safetensors", "results.json")
@@ -36,7 +37,7 @@ def export(
             raise unknown_name("format", name, known)
     if formats is not None and not formats:
         raise UsageError(f"Name at least one format: {', '.join(known)}.")
-    run, folder = Path(run_folder), Path(out) if out is not None else Path(run_folder) / "export"
+    run, folder = Path(run_folder), Path(out) if out is not None else refuse_link(Path(run_folder) / "export")
     net, facts = load_model(run)
     if formats is None:
         formats = [name for name in known if name != "stages" or isinstance(net.splitter, Staged)]
@@ -81,7 +82,7 @@ def _write_hub(run: Path, folder: Path) -> list[str]:
     target.mkdir()
     files = [name for name in _OF_A_MODEL if (run / name).is_file()]
     for name in files:
-        shutil.copyfile(run / name, target / name)
+        shutil.copyfile(inside(run, name), target / name)
     net, facts = load_model(run)
     net.projections.clear()  # which no answer uses
     costs = {

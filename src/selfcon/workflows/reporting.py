@@ -17,7 +17,7 @@ from selfcon.errors import DataError, InputMissingError, StorageError, UsageErro
 from selfcon.paper.exhibits import get_exhibit, identify, list_exhibits
 from selfcon.progress import say
 from selfcon.report.page import RunPage, Section, Table, render
-from selfcon.training.checkpoint import write_whole
+from selfcon.training.files import write_whole
 
 Result = dict[str, Any]
 _ACCURACIES = ("backbone", "exit", "ensemble")
@@ -85,6 +85,9 @@ def _draw(pages: Sequence[RunPage], refresh: int | None) -> bytes:
         raise DataError(f"{names} cannot be shown: what lies there is not what a run writes ({error}).") from error
 
 
+_MOST_STAGES = 20
+
+
 def read_page(folder: Path) -> RunPage:
     """A run folder as the page shows it."""
     config = folder / "config.yaml"
@@ -98,7 +101,7 @@ def read_page(folder: Path) -> RunPage:
         metrics=_read_lines(folder / "metrics.jsonl"),
         result=result or None,
         evidence=_read(folder / "evidence.json") or None,
-        paper=_find_paper(settings, list(result.get("accuracy", {}))),
+        paper=_find_paper(settings, list(result.get("accuracy") or {})),
         sections=_find_sections(folder),
     )
     try:
@@ -110,6 +113,8 @@ def read_page(folder: Path) -> RunPage:
 
 def _try(page: RunPage) -> None:
     """Everything that a page takes for granted of files that somebody else may have written."""
+    if len({str(line["stage"]) for line in page.metrics}) > _MOST_STAGES:
+        raise ValueError("its metrics tell of too many stages")
     for line in page.metrics:
         str(line["stage"]), int(line["epoch"]), float(line["loss"]), float(line["seconds"])
     if page.result is not None:
@@ -280,6 +285,6 @@ def _read_lines(path: Path) -> list[Result]:
     if not path.is_file():
         return []
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (ValueError, OSError) as error:
+        return [dict(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (ValueError, TypeError, OSError, RecursionError) as error:
         raise DataError(f"{path} cannot be read ({error}).") from error

@@ -14,6 +14,7 @@ from selfcon.networks.weights import hash_file
 from selfcon.report import figures
 from selfcon.report.canvas import Picture
 from selfcon.training.distributed import World, join
+from selfcon.training.files import refuse_link
 from selfcon.training.folder import RunFolder
 from selfcon.training.loop import train as train_stage
 from selfcon.training.signals import watch
@@ -105,7 +106,7 @@ def _learn_scenes(task: TaskName, what: str | Path, data: str, options: SceneOpt
     scenes = load_scenes(settings.data, task, skip_broken=settings.skip_broken)
     settings = settings.model_copy(update={"data_sha256": scenes.fingerprint()})
     kind = "random" if settings.random else "encoder"
-    usual = encoder.path / "transfer" / f"{task}-{Path(settings.data).name}-{kind}-{settings.seed}"
+    usual = refuse_link(encoder.path / "transfer") / f"{task}-{Path(settings.data).name}-{kind}-{settings.seed}"
     folder = Path(out) if out is not None else usual
     with join(running.device) as world:
         opened: list[RunFolder] = []

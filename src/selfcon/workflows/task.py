@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from selfcon.config import Augment, Settings, flatten, make_settings
+from selfcon.data.copies import count_copies
 from selfcon.data.parts import WHOLE
 from selfcon.data.policies import Policy, get_policy
 from selfcon.data.resident import has_room, make_resident
@@ -27,6 +28,7 @@ from selfcon.losses.methods import Method, get_method
 from selfcon.networks.backbones import NAMED
 from selfcon.networks.exits import parse_exits
 from selfcon.networks.multi_exit import MultiExitNetwork
+from selfcon.networks.options import bounded, check_options
 from selfcon.networks.registry import create_model
 from selfcon.networks.sync_norm import synchronise
 from selfcon.networks.weights import find_timm_weights, hash_file, load_encoder, load_subnetworks, read_weights
@@ -193,7 +195,6 @@ class Task:
         alone = (last if together else last // self.world.size) * self.method.views == 1
         options = self.network_options(classifiers=False)
         name, exits, more = options.pop("name"), parse_exits(options.pop("exits")), options.pop("options")
-        more.pop("pretrained", None)
         try:
             with torch.device("meta"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -265,8 +266,11 @@ def check_settings(settings: Settings) -> Method:
         raise UsageError(f"{method.name} contrasts nothing, so there is no temperature to learn.")
     if settings.cutmix and not method.uses_labels:
         raise UsageError(f"{method.name} learns without labels, and cutmix mixes labels.")
+    if settings.model_options.get("pretrained"):
+        raise UsageError("Weights to begin with are named by --init; --init timm takes those that timm publishes.")
+    check_options(settings.model_options, "model_options")
     try:
-        with torch.device("meta"), warnings.catch_warnings():  # a network without weights: names and shapes only
+        with torch.device("meta"), bounded("model_options"), warnings.catch_warnings():  # names and shapes only
             warnings.simplefilter("ignore")
             create_model(
                 settings.model,
@@ -275,7 +279,7 @@ def check_settings(settings: Settings) -> Method:
                 image_size=settings.image_size,
                 width=settings.width,
                 norm=settings.norm,
-                **{key: value for key, value in settings.model_options.items() if key != "pretrained"},
+                **settings.model_options,
             )
     except (RuntimeError, NotImplementedError) as error:
         del error  # some networks cannot be built so; they are looked at when the data are there
@@ -336,7 +340,21 @@ def prepare(
         )
     val = None if source.val is None else make(source.val, like=train)
     test = make(source.test, like=train)
+    if world.rank == 0:
+        _warn_of_copies(train, val, test)
     return Task(settings, method, source, train, val, test, size, device, world, weights)
+
+
+def _warn_of_copies(train: Split, val: Split | None, test: Split) -> None:
+    """Of images that are measured on and learnt from; where they stream, `selfcon data check` looks for them."""
+    for name, split in (("held-out", val), ("test", test)):
+        if split is not None and (count := count_copies(split, train)):
+            warnings.warn(
+                f"{count:,} of the {len(split):,} {name} images are training images, too: accuracy will look better "
+                f"than it is. `selfcon data check` names them.",
+                SelfconWarning,
+                stacklevel=3,
+            )
 
 
 def _should_stream(images: Images, size: int, settings: Settings, world: World) -> bool:

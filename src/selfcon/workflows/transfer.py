@@ -25,6 +25,7 @@ from selfcon.networks.weights import hash_file
 from selfcon.progress import say
 from selfcon.report.plots import spread
 from selfcon.training.distributed import join
+from selfcon.training.files import refuse_link, write_whole
 from selfcon.transfer.classification import evaluate_linear, measure
 from selfcon.transfer.robustness import CORRUPTIONS, SEVERITIES, corrupt_all, mean_corruption_error
 from selfcon.workflows.pipeline import run_stages
@@ -84,7 +85,7 @@ def classify(
             **({"data_folder": str(Path(data).resolve())} if Path(data).exists() else {}),
         }
         kind = ("-random" if random else "") + (f"-{image_size}px" if image_size else "")
-        usual = run.path / "transfer" / f"classify-{Path(source.name).name}{kind}-{seed}"
+        usual = refuse_link(run.path / "transfer") / f"classify-{Path(source.name).name}{kind}-{seed}"
         folder = Path(out) if out is not None else usual
         result = world.tell(lambda: _found_before(folder / "classify.json", result)) | result
         if {"linear", "knn"} & set(modes):
@@ -236,7 +237,7 @@ def corruption(
             imagenet_c=imagenet_c,
             seed=seed,
         )
-        folder = Path(out) if out is not None else Path(run_folder) / "transfer"
+        folder = Path(out) if out is not None else refuse_link(Path(run_folder) / "transfer")
         if world.is_main:
             path = folder / "corruption.json"
             _put_aside(path, result)
@@ -324,6 +325,6 @@ def _read_imagenet_c(run: TrainedRun, root: Path, corruption: str, severity: int
 def _write(path: Path, result: Result) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_whole(path, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
     except OSError as error:
         raise StorageError(f"{path} cannot be written ({error.strerror}).") from error
