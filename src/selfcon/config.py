@@ -94,7 +94,7 @@ class Augment(Section):
 class Probe(Section):
     """Linear classifiers on the frozen encoder. `epochs=None`: 100, but at most 10 times those of the pretraining.
 
-    `lr=None`: 8 over the mean squared length of each exit's features, which neither diverges nor crawls.
+    `lr=None`: 8 over the mean squared length of each exit's features, their mean taken out.
     """
 
     epochs: Count | None = None
@@ -102,7 +102,7 @@ class Probe(Section):
     lr: Positive | None = None
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: NotNegative = 0.0
-    augment: Augment = Augment(policy="simple")
+    augment: Augment = Augment(policy="simple")  # never mirrored where the pretraining's images are not
     schedule: Schedule = Schedule(kind="step", warmup_epochs=0)
 
 

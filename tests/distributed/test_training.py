@@ -153,8 +153,9 @@ def train_in_pieces(rank: int, size: int, folder: str) -> None:
         warnings.simplefilter("ignore")  # that pieces have statistics of their own
         stage = make_pretraining(prepare(make_settings(given), device, world), lambda *_: None)
     trainer = Trainer(stage, device)
-    share = 5 if rank == 0 else 4  # of a last batch of nine
-    trainer.update(torch.randn(share, 3, 16, 16), torch.arange(share) % 2, 0)
+    for step, last in enumerate((9, 15)):  # of 16; in the latter the first share is that of a whole batch
+        share = (last + 1 - rank) // 2
+        trainer.update(torch.randn(share, 3, 16, 16), torch.arange(share) % 2, step)
     assert torch.isfinite(trainer.loss_sum)
     dist.destroy_process_group()
 

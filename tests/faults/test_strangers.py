@@ -6,6 +6,7 @@ import http.server
 import io
 import json
 import os
+import shutil
 import struct
 import tarfile
 import threading
@@ -280,6 +281,7 @@ def test_what_lies_outside_a_run_folder_stays_there(tmp_path: Path, monkeypatch:
     with pytest.raises(UnsafeError, match="leads out of its folder"):
         selfcon.export(place, formats=["hub"])
     (place / "calibration.safetensors").unlink()
+    shutil.rmtree(place / "export")
     for name in ("analysis", "export"):
         (place / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UnsafeError, match="analysis is a link"):

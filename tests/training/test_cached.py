@@ -11,7 +11,7 @@ from torch import Tensor
 
 import selfcon
 from selfcon.errors import SelfconWarning, UsageError
-from selfcon.training.cached import cached_loss, uses_batch_norm
+from selfcon.training.cached import cached_loss, cut_pieces, uses_batch_norm
 from tests.workflows.conftest import write_stripes
 
 
@@ -86,19 +86,35 @@ def test_as_a_setting(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("samples", "piece", "most"), [(57, 8, None), (7, 3, None), (993, 32, None), (4, 4, 5), (5, 4, 5)]
+    ("samples", "piece", "shares"),
+    [
+        (57, 8, None),
+        (7, 3, None),
+        (993, 32, None),
+        (4, 4, (4, 5)),
+        (5, 4, (4, 5)),
+        (12, 4, (11, 12)),
+        (11, 4, (11, 12)),
+    ],
 )
 def test_pieces_are_of_nearly_the_same_size(
-    monkeypatch: pytest.MonkeyPatch, samples: int, piece: int, most: int | None
+    monkeypatch: pytest.MonkeyPatch, samples: int, piece: int, shares: tuple[int, int] | None
 ) -> None:
     taken: list[slice] = []
     monkeypatch.setattr("selfcon.training.cached._Cached.apply", lambda *given: taken.extend(given[-1]))
-    cached_loss(None, torch.zeros(samples, 1), lambda output: None, views=1, piece=piece, most=most)  # type: ignore[arg-type, return-value]
+    cached_loss(None, torch.zeros(samples, 1), lambda output: None, views=1, piece=piece, shares=shares)  # type: ignore[arg-type, return-value]
     sizes = [each.stop - each.start for each in taken]
     assert sum(sizes) == samples
     assert max(sizes) - min(sizes) <= 1
     assert max(sizes) <= piece
-    assert len(sizes) == -(-(most or samples) // piece)
+    assert len(sizes) == -(-(shares or (0, samples))[1] // piece)
+
+
+def test_all_processes_make_as_many_pieces() -> None:
+    for most in range(2, 40):
+        for piece in range(1, 9):
+            counts = {len(list(cut_pieces(samples, piece, (most - 1, most)))) for samples in (most - 1, most)}
+            assert len(counts) == 1
 
 
 def test_networks_of_vectors_look_at_one_sample_alone_too() -> None:

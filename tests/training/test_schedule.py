@@ -34,7 +34,10 @@ def test_the_papers_cifar_setting(step: int, expected: float) -> None:
 
 def test_a_warm_up_never_comes_from_above() -> None:
     rate = plan(1e-3, Schedule(), epochs=50, steps_per_epoch=4, batch_size=2048)
-    assert max(rate.at(step) for step in range(200)) <= 1e-3
+    rates = [rate.at(step) for step in range(200)]
+    assert max(rates) <= 1e-3
+    assert rates[0] == pytest.approx(0.02 * rates[39], rel=0.05), "and is one at low rates, too"
+    assert rates[:40] == sorted(rates[:40])
 
 
 def test_no_warm_up_for_small_batches() -> None:

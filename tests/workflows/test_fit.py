@@ -291,6 +291,9 @@ def test_a_last_batch_of_one_image_is_foreseen(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="choose another --batch-size than 32"):
         selfcon.fit(data=str(data), out=tmp_path / "run", **SMALL)
     selfcon.fit(data=str(data), out=tmp_path / "run2", **options(batch_size=31))
+    for more in ({"batch_size": 15, "micro_batch": 2}, {"batch_size": 11, "micro_batch": 1}, {"batch_size": 1}):
+        with pytest.raises(UsageError, match=f"choose another --batch-size than {more['batch_size']}"):
+            selfcon.fit(data=str(data), out=tmp_path / "run3", **options(**more))
 
 
 def test_other_data_under_the_same_name_are_noticed(tmp_path: Path) -> None:
@@ -326,8 +329,8 @@ def test_signals_outside_the_loop(place: str, stripes: Path, tmp_path: Path, mon
 
 
 def test_a_batch_of_singletons_trains_and_says_so(tmp_path: Path) -> None:
-    x = np.random.default_rng(0).integers(0, 256, (8, 16, 16, 3), dtype=np.uint8)
-    np.savez(tmp_path / "x.npz", x_train=x, y_train=np.arange(8), x_test=x, y_test=np.arange(8))
+    x, other = np.random.default_rng(0).integers(0, 256, (2, 8, 16, 16, 3), dtype=np.uint8)
+    np.savez(tmp_path / "x.npz", x_train=x, y_train=np.arange(8), x_test=other, y_test=np.arange(8))
     with pytest.warns(SelfconWarning, match="no anchor of this batch has a positive"):
         selfcon.fit(data=str(tmp_path / "x.npz"), out=tmp_path / "run", method="supcon-s", **options(batch_size=4))
 

@@ -133,9 +133,11 @@ class Source:
         """The same data with a stratified part of the training images as `val`; test is untouched."""
         if not 0 <= fraction < 1:
             raise UsageError(f"The held-out fraction must be at least 0 and less than 1, not {fraction}.")
+        if not fraction:
+            return self
         count = round(fraction * len(self.train))
         if not count:
-            return self
+            raise UsageError(f"{fraction:g} of {len(self.train)} training images is none to hold out: choose more.")
         if self.val is not None:
             raise UsageError(f"{self.name} already has a held-out part, in val.")
         kept, held = hold_out(self.train.labels, count, seed)

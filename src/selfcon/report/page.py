@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
+from selfcon.config import make_settings
 from selfcon.report.plots import draw_curves, draw_together, sort_answers
 
 _MOST_COLUMNS = 6  # of settings that differ
@@ -48,6 +49,10 @@ class RunPage:
     sections: Sequence[Section] = ()
 
     @property
+    def probe_epochs(self) -> int:
+        return make_settings(self.settings).probe_epochs
+
+    @property
     def title(self) -> str:
         return f"{self.settings['method']} on {self.settings['data']}"
 
@@ -64,8 +69,8 @@ class RunPage:
         if not self.metrics:
             return "has not finished an epoch yet"
         last = self.metrics[-1]
-        of = f" of {self.settings['epochs']}" if last["stage"] != "probe" else f" of {self.settings['probe.epochs']}"
-        return f"{last['stage']}: epoch {last['epoch']}{of}, loss {float(last['loss']):.3f}"
+        epochs = self.settings["epochs"] if last["stage"] != "probe" else self.probe_epochs
+        return f"{last['stage']}: epoch {last['epoch']} of {epochs}, loss {float(last['loss']):.3f}"
 
 
 def render(pages: Sequence[RunPage], *, refresh: int | None = None) -> str:

@@ -106,7 +106,7 @@ def draw_together(runs: Sequence[Run]) -> dict[str, str]:
                     label=plain(run.name),
                 )
             axes.set_xlabel("minutes of training")
-            axes.set_ylabel("kNN accuracy on held-out images, %")
+            axes.set_ylabel("kNN accuracy of held-out or training images, %")
             axes.legend(fontsize=8)
 
         pictures["On the way"] = _data_uri(draw_png(curves, (5.2, 3.4)))

@@ -25,22 +25,34 @@ Loss = Callable[[Output], Tensor]
 
 
 def cached_loss(
-    net: MultiExitNetwork, images: Tensor, loss: Loss, *, views: int, piece: int, most: int | None = None
+    net: MultiExitNetwork,
+    images: Tensor,
+    loss: Loss,
+    *,
+    views: int,
+    piece: int,
+    shares: tuple[int, int] | None = None,
 ) -> Tensor:
-    """`loss(net(images))` for images [V·B, 3, S, S], never more than `piece` samples in the network at a time.
+    """`loss(net(images))` for images [V·B, 3, S, S], no more than `piece` samples in the network at a time.
 
-    `most` are the samples of the process that has most of them, since all must cut theirs into as many pieces: layers
-    may look at those of the others.
+    `shares` are the samples of the processes that have fewest and most of them, since all must cut theirs into as many
+    pieces: layers may look at those of the others. (Where pieces are of one sample and shares differ, one is of two.)
     """
     samples = len(images) // views
-    pieces = min(samples, math.ceil((most or samples) / piece))
-    if pieces <= 1:
+    parts = list(cut_pieces(samples, piece, shares or (samples, samples)))
+    if len(parts) <= 1:
         return loss(net(images))
-    ends = [samples * number // pieces for number in range(pieces + 1)]  # none is smaller than another by two
-    parts = [slice(first, last) for first, last in itertools.pairwise(ends)]
     hook = torch.zeros((), device=images.device, requires_grad=True)  # so that autograd asks for the gradient
     value: Tensor = _Cached.apply(hook, net, images, loss, views, parts)
     return value
+
+
+def cut_pieces(samples: int, piece: int, shares: tuple[int, int]) -> Iterator[slice]:
+    """So many samples in pieces of nearly the same size, as many of them in every process."""
+    fewest, most = shares
+    pieces = max(1, min(fewest, math.ceil(most / piece)))
+    ends = [samples * number // pieces for number in range(pieces + 1)]  # none is smaller than another by two
+    return (slice(first, last) for first, last in itertools.pairwise(ends))
 
 
 class _Cached(torch.autograd.Function):

@@ -121,9 +121,9 @@ class Pretraining(Stage):
         images = images.to(self.net.dtype).contiguous(memory_format=memory_format(images.device))
         if settings.micro_batch is None:
             return loss(self.net(images))
-        samples, world = len(labels), self.world
-        most = samples if samples * world.size == self.batch_size else world.most(samples, labels.device)
-        return cached_loss(self.net, images, loss, views=views, piece=settings.micro_batch, most=most)
+        samples, world = len(labels), self.world  # a full share says nothing: those of others may be smaller by one
+        shares = -world.most(-samples, labels.device), world.most(samples, labels.device)
+        return cached_loss(self.net, images, loss, views=views, piece=settings.micro_batch, shares=shares)
 
     def measure(self, epoch: int, module: nn.Module) -> dict[str, float]:
         found = {} if self._learned is None else {"temperature": float(self._learned.temperature.detach())}

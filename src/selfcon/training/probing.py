@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,17 @@ from selfcon.training.trainer import Stage
 
 _RATE = 8.0  # for features of length 1
 _MEASURED = 512  # images
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Features are long, most of all by what is common to all of them: that is taken out, and the rest made short."""
+
+    mean: Tensor | float
+    length: float
+
+
+_AS_THEY_ARE = _Scale(0.0, 1.0)
 
 
 class Probing(Stage):
@@ -54,10 +66,10 @@ class Probing(Stage):
         self._balanced = settings.sampler == "balanced"
         self._watched = test if settings.watch.test_in_probe else None
         self._precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(settings.precision)
-        self._lengths = dict.fromkeys(net.names, 1.0) if probe.lr is not None else self._measure_lengths()
+        self._scales = dict.fromkeys(net.names, _AS_THEY_ARE) if probe.lr is not None else self._measure()
 
-    def _measure_lengths(self) -> dict[str, float]:
-        """How long each exit's features are, as the root of their mean square over some training images."""
+    def _measure(self) -> dict[str, _Scale]:
+        """Of each exit's features, over some training images."""
         train = self._train
         if isinstance(train, Resident) and train.spread:
             batch = next(train.plain_batches(batch_size=_MEASURED, size=self._size, part=self.world))
@@ -66,19 +78,27 @@ class Probing(Stage):
             batch = train.batch(rows, Policy(), seed=0, epoch=0, size=self._size)
         with torch.no_grad():
             features = self.net(self._arranged(batch.images)).features
-        means = {name: self.world.mean(each.float().square().sum(1).mean()) for name, each in features.items()}
-        return {name: max(float(mean) ** 0.5, 1e-6) for name, mean in means.items()}
+        scales = {}
+        for name, each in features.items():
+            mean = self.world.mean(raised(each).mean(0))
+            square = self.world.mean((raised(each) - mean).square().sum(1).mean())
+            scales[name] = _Scale(mean, max(float(square) ** 0.5, 1e-6))
+        return scales
 
     def unwrap(self, module: nn.Module) -> nn.Module:
         """The classifiers, for features as they are."""
         found = copy.deepcopy(module)
         with torch.no_grad():
-            for name, length in self._lengths.items():
-                found.get_submodule(name).weight.div_(length)  # type: ignore[operator]
+            for name, scale in self._scales.items():
+                linear = found.get_submodule(name)
+                assert isinstance(linear, nn.Linear)
+                linear.weight.div_(scale.length)
+                linear.bias.sub_(linear.weight @ (scale.mean * torch.ones_like(linear.weight[0])))
         return found
 
     def _classify(self, name: str, features: Tensor) -> Tensor:
-        logits: Tensor = self.module.get_submodule(name)(raised(features) / self._lengths[name])
+        scale = self._scales[name]
+        logits: Tensor = self.module.get_submodule(name)((raised(features) - scale.mean) / scale.length)
         return logits
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:

@@ -1,7 +1,7 @@
 """The learning rate at every step, as the paper's code moves it.
 
 The cosine changes once an epoch, with epochs counted from 1, and ends at a floor. The warm-up is linear in steps, from
-a fixed value to what the cosine gives at its last epoch.
+a fixed value, or a fiftieth where the rate is lower than that, to what the cosine gives at its last epoch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from selfcon.config import Schedule
 
 _WARM_BATCH, _WARM_EPOCHS = 1024, 10
+_WARM_PART = 0.02  # as 0.01 is of the paper's 0.5
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class LearningRate:
             return self._of_epoch(epoch)
         done = step / (self.warmup_epochs * self.steps_per_epoch)
         end = self._of_epoch(self.warmup_epochs)
-        start = min(self.settings.warmup_from, end)
+        start = self.settings.warmup_from if self.settings.warmup_from < end else _WARM_PART * end
         return start + done * (end - start)
 
     def _of_epoch(self, epoch: int) -> float:

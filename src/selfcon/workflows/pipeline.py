@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -171,7 +172,15 @@ def _run(run: RunFolder, settings: Settings, running: Running, world: World, sto
     device = running.device
     write_log = open_logs(running.log if world.is_main else (), run.path, settings.model_dump(mode="json"))
     known = world.tell(lambda: run.read_json("data.json")) or {}
-    task = prepare(settings, device, world, trust=running.trust, streamed_before=known.get("streamed"))
+    began_with = known.get("weights") if world.tell(lambda: any(run.checkpoints.glob("*/step-*"))) else None
+    task = prepare(
+        settings,
+        device,
+        world,
+        trust=running.trust,
+        streamed_before=known.get("streamed"),
+        began_with=began_with,
+    )
     if place := task.train.describe_place():
         say(place)
     task.check_batches()
@@ -247,6 +256,8 @@ def make_pretraining(task: Task, keep_encoder: Callable[[int, nn.Module], None])
 def make_probing(task: Task, net: MultiExitNetwork) -> Probing:
     """The second stage of a task, on a trained network."""
     policy = make_policy(task.settings.probe.augment)
+    if not task.settings.augment.flip:
+        policy = replace(policy, flip_probability=0.0)
     return Probing(
         net,
         task.train,

@@ -34,6 +34,7 @@ from selfcon.networks.sync_norm import synchronise
 from selfcon.networks.weights import find_timm_weights, hash_file, load_encoder, load_subnetworks, read_weights
 from selfcon.paper.recipes import load_recipe
 from selfcon.progress import say
+from selfcon.training.cached import cut_pieces
 from selfcon.training.distributed import ALONE, World, own_device
 from selfcon.training.logging import check_logs
 from selfcon.training.loop import memory_format
@@ -160,7 +161,8 @@ class Task:
     size: int
     device: torch.device
     world: World = ALONE
-    weights: dict[str, Tensor] | None = None  # to begin with
+    weights: dict[str, Tensor] | None = None  # to begin with, unless it has begun
+    weights_sha256: str | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -170,7 +172,7 @@ class Task:
         """What tells these data from others, by split."""
         splits = {"train": self.train, "val": self.val, "test": self.test}
         found = {name: data.fingerprint() for name, data in splits.items() if data is not None}
-        return found if self.settings.weights is None else {**found, "weights": hash_file(weights_file(self.settings))}
+        return found if self.weights_sha256 is None else {**found, "weights": self.weights_sha256}
 
     def network_options(self, *, classifiers: bool) -> dict[str, Any]:
         """The arguments that build the network, as model.json keeps them."""
@@ -190,9 +192,8 @@ class Task:
 
     def check_batches(self) -> None:
         """Refuse images too small for the network, and a last batch of one where batch normalisation needs more."""
-        last = len(self.train) % self.settings.batch_size
         together = self.world.size == 1 or self._synchronises()
-        alone = (last if together else last // self.world.size) * self.method.views == 1
+        alone = self._fewest_together() * (self.world.size if together else 1) * self.method.views == 1
         options = self.network_options(classifiers=False)
         name, exits, more = options.pop("name"), parse_exits(options.pop("exits")), options.pop("options")
         try:
@@ -208,11 +209,22 @@ class Task:
         except ValueError as error:
             if not alone:
                 raise
+            piece = self.settings.micro_batch
+            what = f"--batch-size than {self.settings.batch_size}" + (
+                f", or --micro-batch than {piece}" if piece else ""
+            )
             raise UsageError(
-                f"The last batch of an epoch would hold one image{'' if together else ' for a process'}, too few for "
-                f"batch normalisation at {self.size} pixels: choose another --batch-size than "
-                f"{self.settings.batch_size}."
+                f"A batch of an epoch, or a piece of one, would hold one image{'' if together else ' for a process'}, "
+                f"too few for batch normalisation at {self.size} pixels: choose another {what}."
             ) from error
+
+    def _fewest_together(self) -> int:
+        """The fewest samples that a process has in the network at a time."""
+        batch, piece, world = self.settings.batch_size, self.settings.micro_batch, self.world.size
+        wholes = {min(batch, len(self.train)), len(self.train) % batch} - {0}
+        shares = [(whole // world, -(-whole // world)) for whole in wholes]
+        parts = [cut_pieces(fewest, piece or most, (fewest, most)) for fewest, most in shares if fewest]
+        return min((part.stop - part.start for each in parts for part in each), default=0)
 
     def check_shares(self) -> None:
         """Refuse batches that the processes cannot share."""
@@ -311,12 +323,16 @@ def prepare(
     *,
     trust: bool = False,
     streamed_before: bool | None = None,
+    began_with: str | None = None,
 ) -> Task:
-    """Read the data and bring them to the device; a run that is gone on with reads them as it did before."""
+    """Read the data and bring them to the device; a run that is gone on with reads them as it did before.
+
+    One that has learnt since needs the weights no more that it `began_with`, whose hash this is.
+    """
     method = check_settings(settings)
     weights = None
-    if settings.weights is not None:
-        weights = read_weights(weights_file(settings), trust=trust)
+    if settings.weights is not None and began_with is None:
+        weights, began_with = read_weights(weights_file(settings), trust=trust), hash_file(weights_file(settings))
         say(f"The network begins with the weights in {weights_file(settings)}")
     source = read_source(settings)
     size = settings.image_size or _natural_size(source)
@@ -342,7 +358,7 @@ def prepare(
     test = make(source.test, like=train)
     if world.rank == 0:
         _warn_of_copies(train, val, test)
-    return Task(settings, method, source, train, val, test, size, device, world, weights)
+    return Task(settings, method, source, train, val, test, size, device, world, weights, began_with)
 
 
 def _warn_of_copies(train: Split, val: Split | None, test: Split) -> None:

@@ -52,15 +52,19 @@ class TrainedRun:
         """Its own data."""
         return read_source(self.settings)
 
+    def is_own(self, data: str) -> bool:
+        """Whether these are the data that it was trained on."""
+        own = self.settings.data
+        return data == own or (Path(own).exists() and Path(data).resolve() == Path(own).resolve())
+
     def other_source(self, data: str, *, root: str | None = None, seed: int = 0) -> Source:
         """Other data; named ones lie below `root`, which is that of its own unless it is given.
 
         Where they are its own after all, what it was trained on must not become what it is tested on: they are split
         as they were. Training images that are found among images to test with are told.
         """
-        own = self.settings.data
-        same = data == own or (Path(own).exists() and Path(data).resolve() == Path(own).resolve())
-        found = load(data, root=root or self.settings.data_root, seed=self.settings.seed if same else seed)
+        seed = self.settings.seed if self.is_own(data) else seed
+        found = load(data, root=root or self.settings.data_root, seed=seed)
         self._tell_known(found)
         return found
 

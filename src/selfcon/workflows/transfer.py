@@ -94,6 +94,9 @@ def classify(
             _write(folder / "classify.json", result)
     if "finetune" in modes:
         fine = _Finetuning(run, source, data, data_root, folder, device, overwrite=overwrite, trust=trust)
+        if run.is_own(data) and seed != run.settings.seed:  # the seed splits a folder, too
+            say(f"note: {data} is split as for {run.name}, so that fine-tuning has its seed, {run.settings.seed}")
+            seed = run.settings.seed
         result["finetune"] = fine.run(epochs=epochs, batch_size=batch_size, seed=seed)
         if world.is_main:
             _write(folder / "classify.json", result)
