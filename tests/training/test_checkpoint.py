@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,7 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path: Path, damag
     newest = tmp_path / "step-000000002"
     weights = newest / "state.safetensors"
     data = bytearray(weights.read_bytes())
+    written = json.loads((newest / "state.json").read_text())
     if damage == "flip":
         data[-1] ^= 1
         weights.write_bytes(data)
@@ -56,8 +59,14 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path: Path, damag
         (newest / "state.json").write_text(text.replace('"epoch": 2', '"epoch": 3'))
     else:
         weights.unlink()
-    with pytest.warns(SelfconWarning, match="step-000000002 cannot be used"):
+    with pytest.warns(SelfconWarning, match="step-000000002 cannot be used") as warned:
         found = load_newest(tmp_path)
+    said = str(warned[0].message)
+    if damage in ("flip", "cut"):
+        now = hashlib.sha256(weights.read_bytes()).hexdigest()
+        assert f"state.safetensors has the hash {now}, and {written['sha256']} was written" in said
+    elif damage == "digit":
+        assert re.search(rf"state\.json has the hash [0-9a-f]{{64}}, and {written['facts_sha256']} was written", said)
     assert found is not None
     assert found.facts["epoch"] == 1
     (tmp_path / "step-000000001" / "state.json").unlink()
