@@ -51,11 +51,21 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pyte
         assert found.facts["epoch"] == 1
 
 
-KINDS = ("environment.json", "data.json", "encoders/epoch-0001.safetensors", "metrics.jsonl")
-KINDS += ("checkpoints/pretrain/.step-000000006.part/state.safetensors",)
-KINDS += ("checkpoints/pretrain/.step-000000006.part/state.json",)
-KINDS += ("checkpoints/probe/.step-000000002.part/state.safetensors",)
-KINDS += ("model.safetensors", "model.json", "evidence.json", "results.json", "report.html")
+KINDS = (
+    "environment.json",
+    "data.json",
+    "encoders/epoch-0001.safetensors",
+    "metrics.jsonl",
+    "checkpoints/pretrain/.step-000000006.part/state.safetensors",
+    "checkpoints/pretrain/.step-000000006.part/state.json",
+    "checkpoints/probe/.step-000000002.part/state.safetensors",
+    "model.safetensors",
+    "model.json",
+    "evidence.json",
+    "results.json",
+    "report.html",
+)
+"""The files of a run, in the order in which they are written."""
 
 
 def test_a_disk_that_is_full_in_the_middle_of_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
