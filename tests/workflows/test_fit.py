@@ -291,7 +291,7 @@ def test_device_and_logging_may_differ_where_a_run_goes_on(
 ) -> None:
     pytest.importorskip("tensorboard", reason="the extra [log] is not installed")
     selfcon.fit(data=str(stripes), out=tmp_path / "whole", **SMALL)
-    stop_at(monkeypatch, 1, signal.SIGTERM)
+    stop_at(monkeypatch, 4, signal.SIGTERM)
     with pytest.raises(StoppedError):
         selfcon.fit(data=str(stripes), out=tmp_path / "run", **SMALL)
     monkeypatch.undo()
