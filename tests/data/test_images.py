@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from selfcon.data.images import decode, read_image
+from selfcon.data.images import FORMATS, decode, read_image
 from selfcon.errors import BadImageError
 
 
@@ -135,12 +136,66 @@ from pathlib import Path
 from selfcon.data.images import read_image
 from selfcon.errors import BadImageError
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-try:
-    read_image(Path(sys.argv[1]))
-except BadImageError as error:
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(grown, error)
+for path in sys.argv[1:]:
+    try:
+        read_image(Path(path))
+    except BadImageError as error:
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        print(grown, error)
 """
+
+
+def tiff(width: int, height: int) -> bytes:
+    """A directory alone: size, 8 bits of grey, uncompressed, in one strip behind it."""
+    facts = {256: width, 257: height, 258: 8, 259: 1, 262: 1, 273: 200, 277: 1, 278: height, 279: width * height}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in facts.items())
+    return b"II*\0" + struct.pack("<IH", 8, len(facts)) + entries + struct.pack("<I", 0)
+
+
+def webp(width: int, height: int) -> bytes:
+    """A lossless picture without its pixels."""
+    body = b"\x2f" + struct.pack("<I", (width - 1) | (height - 1) << 14) + b"\0" * 16 + b"\0"
+    inner = b"WEBP" + b"VP8L" + struct.pack("<I", len(body)) + body
+    return b"RIFF" + struct.pack("<I", len(inner)) + inner
+
+
+def jpeg(width: int, height: int) -> bytes:
+    """A whole small picture whose header tells another size."""
+    written = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(written, "JPEG")
+    data = bytearray(written.getvalue())
+    at = data.index(b"\xff\xc0") + 5
+    data[at : at + 4] = struct.pack(">HH", height, width)
+    return bytes(data)
+
+
+GIANTS = {
+    "x.bmp": b"BM" + struct.pack("<IHHIIiiHHIIiiII", 54, 0, 0, 54, 40, 12_000, 12_000, 1, 24, 0, 0, 0, 0, 0, 0),
+    "x.gif": b"GIF89a" + struct.pack("<HHBBB", 12_000, 12_000, 0, 0, 0)
+    + b"," + struct.pack("<HHHHB", 0, 0, 12_000, 12_000, 0) + b"\x02\x02\x44\x01\0;",
+    "x.jpg": jpeg(12_000, 12_000),
+    "x.ppm": b"P6 12000 12000 255\n",
+    "y.ppm": b"P6 40000 40000 255\n",
+    "x.tif": tiff(12_000, 12_000),
+    "x.webp": webp(12_000, 12_000),
+}  # fmt: skip
+
+
+def test_giants_of_every_format_are_refused_from_their_headers(tmp_path: Path) -> None:
+    for name, data in GIANTS.items():
+        (tmp_path / name).write_bytes(data)
+    assert {f".{each.lower()}" for each in FORMATS} - {".png"} <= {
+        {".jpg": ".jpeg", ".tif": ".tiff"}.get(Path(name).suffix, Path(name).suffix) for name in GIANTS
+    }
+    paths = [tmp_path / name for name in GIANTS]
+    done = subprocess.run([sys.executable, "-c", GIANT, *paths], capture_output=True, text=True, check=True, timeout=60)
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(GIANTS)
+    for path, line in zip(paths, lines, strict=True):
+        grown, _, message = line.partition(" ")
+        assert str(path) in message
+        assert "more than the 100 million" in message
+        assert int(grown) < 200_000  # KiB
 
 
 @pytest.mark.parametrize(("width", "height"), [(20_000, 20_000), (12_000, 9_000)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import shutil
+import re
 import signal
 import subprocess
 import sys
@@ -54,9 +54,11 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(place: Path, processes: int, *arguments: str, restarts: int = 0) -> subprocess.Popen[str]:
+def start(
+    place: Path, processes: int, *arguments: str, restarts: int = 0, script: str | None = None
+) -> subprocess.Popen[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    launcher += ["--max-restarts", str(restarts), "-m", "selfcon"]
+    launcher += ["--max-restarts", str(restarts), *(["-m", "selfcon"] if script is None else [script])]
     command = [*launcher, *arguments] if processes > 1 else [sys.executable, "-m", "selfcon", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
@@ -189,36 +191,64 @@ def test_going_on_with_another_number_of_processes(place: Path, first: int, then
 
 
 def test_mistakes_end_all_processes_at_once(place: Path) -> None:
+    said = run(place, 2, *COMMAND, "--out", "x", "--lr", "nan", "--epoch", "3", code=1)
+    assert said.count("lr should be a finite number") == said.count("did you mean '--epochs'?") == 1
+    assert not (place / "x").exists()
+    # torchrun ends with 1 whatever it was, and tells what the first process to end said.
+    assert re.search(r"exitcode +: 64 ", said)
     said = run(place, 2, *COMMAND, "--out", "x", "--batch-size", "25", code=1)
+    assert re.search(r"exitcode +: 64 ", said)
     assert "batch_size is 25, which 2 processes cannot share evenly" in said
     assert said.count("cannot share evenly") == 1
     said = run(place, 3, *COMMAND, "--out", "x", "--batch-size", "21", "--probe.batch_size", "48", code=1)
     assert "would hold 2 images for 3 processes: choose another probe.batch_size" in said
 
 
-def kill_one(place: Path, *, restarts: int) -> tuple[int, str]:
-    """A run of which a process is killed after the first epoch; within a minute all ended, or the run is done."""
-    process = start(place, 2, *COMMAND, "--out", "run", restarts=restarts)
-    deadline = time.monotonic() + 90
-    while not (place / "run" / "metrics.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
-    os.kill(max(map(int, found.stdout.split())), signal.SIGKILL)
+_LOSES_ONE = """
+import os, signal, sys
+from selfcon.training import loop
+from selfcon.cli import main
+rank, attempt, update = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"], loop.Trainer.update
+lost, at = sys.argv[1:3]
+def updated(self, images, labels, step):
+    if self.stage.name == "pretrain":
+        with open(f"steps-{rank}", "a") as file:
+            file.write(f"{step}\\n")
+        if (rank, attempt, step) == (lost, "0", int(at)):
+            os.kill(os.getpid(), signal.SIGKILL)
+    update(self, images, labels, step)
+loop.Trainer.update = updated
+loop._Saves.due = property(lambda self: True)  # a checkpoint after every step
+main(sys.argv[3:])
+"""
+
+
+def lose(place: Path, rank: int, at: int, *, restarts: int) -> tuple[int, str, list[int]]:
+    """A run of which a process kills itself in a step; within a minute all ended, or the run is done.
+
+    Also the steps that the other process began.
+    """
+    (place / "script.py").write_text(_LOSES_ONE)
+    noted = place / f"steps-{1 - rank}"
+    noted.unlink(missing_ok=True)
+    process = start(place, 2, str(rank), str(at), *COMMAND, "--out", "run", restarts=restarts, script="script.py")
     try:
         _, errors = process.communicate(timeout=60)
     finally:
         process.kill()
-    return process.returncode, errors
+    return process.returncode, errors, list(map(int, noted.read_text().split()))
 
 
 def test_a_process_that_dies_ends_all_or_is_started_again(place: Path) -> None:
     run(place, 2, *COMMAND, "--out", "whole")
-    code, errors = kill_one(place, restarts=0)
-    assert code == 1
-    assert "Another process of this run was lost; the same command goes on" in errors
-    shutil.rmtree(place / "run")
-    code, errors = kill_one(place, restarts=1)
+    code, errors, steps = lose(place, 0, 3, restarts=0)
+    assert code == 1, errors
+    assert steps == [0, 1, 2, 3]
+    code, errors, steps = lose(place, 1, 7, restarts=1)
     assert code == 0, errors
+    assert "Another process of this run was lost; the same command goes on" in errors
+    assert errors.count("pretrain: goes on in epoch") == 2  # with the same command, and when torchrun started it again
+    assert steps == [*range(3, 8), *range(7, 10)]
     same = [load_file(place / name / "model.safetensors") for name in ("whole", "run")]
     for name, value in same[0].items():
         assert torch.equal(same[1][name], value), name

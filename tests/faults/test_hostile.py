@@ -25,10 +25,13 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from selfcon.cli import main
+from selfcon.data import load as load_data
 from selfcon.data.archives import unpack
 from selfcon.errors import SelfconError, UnsafeError
 from selfcon.networks.registry import create_model
 from selfcon.networks.weights import read_weights
+from selfcon.training.artifact import load_model
+from selfcon.workflows.task import collect_settings
 from tests.workflows.conftest import write_stripes
 
 CANARY = "canary"
@@ -287,6 +290,12 @@ COMMANDS = {
     "models": (MODELS, ["evaluate", "{place}"]),
 }
 CASES = [(command, *case) for cases, command in COMMANDS.values() for case in cases]
+READERS: dict[str, Callable[[Path], Any]] = {
+    "data": load_data,
+    "fit": lambda path: collect_settings(str(path), {}),
+    "evaluate": load_model,
+}
+"""What reads the files of each verb."""
 
 
 def test_there_are_enough_of_them() -> None:
@@ -317,6 +326,13 @@ def test_a_hostile_file(
     assert "Traceback" not in said
     assert "bug of selfcon" not in said
     assert set(tmp_path.rglob("*")) - {tmp_path / "bad-sheet.png"} == before
+    if not (tmp_path / "bad" / "train").exists():  # images are read one by one
+        path = Path(next(word for word in command if "{place}" in word).format(place=tmp_path / "bad"))
+        begun = time.monotonic()
+        with pytest.raises(SelfconError) as refused:
+            READERS[command[0]](path)
+        assert time.monotonic() - begun < 1
+        assert refused.value.exit_code == code
     assert not Path(CANARY).exists()
 
 
@@ -420,6 +436,12 @@ def test_weights_of_strangers(tmp_path: Path) -> None:
     assert time.monotonic() - begun < 1
     assert not (tmp_path / CANARY).exists()
     assert list(read_weights(good, trust=True)) == ["module.conv1.weight"]
+    for data in (header("{}", 1 << 60), tensors(a=([1 << 60], [0, 8])), tensors(a=([2], [0, 8]), b=([2], [4, 12]))):
+        (tmp_path / "x.safetensors").write_bytes(data)
+        begun = time.monotonic()
+        with pytest.raises(SelfconError):
+            read_weights(tmp_path / "x.safetensors")
+        assert time.monotonic() - begun < 1
     good.write_bytes(good.read_bytes()[:100])
     with pytest.raises(SelfconError):
         read_weights(good, trust=True)

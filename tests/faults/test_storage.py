@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ import selfcon
 from selfcon.errors import StorageError
 from selfcon.training import checkpoint as checkpoints
 from selfcon.training.checkpoint import Checkpoint, load_newest, save
-from tests.cli.calling import run
+from tests.cli.calling import call, run
 from tests.workflows.conftest import write_stripes
 
 SMALL = ["--width", "0.125", "--epochs", "2", "--batch-size", "32", "--probe.epochs", "2", "--device", "cpu"]
@@ -47,6 +49,55 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pyte
         found = load_newest(tmp_path)
         assert found is not None
         assert found.facts["epoch"] == 1
+
+
+KINDS = (
+    "environment.json",
+    "data.json",
+    "encoders/epoch-0001.safetensors",
+    "metrics.jsonl",
+    "checkpoints/pretrain/.step-000000006.part/state.safetensors",
+    "checkpoints/pretrain/.step-000000006.part/state.json",
+    "checkpoints/probe/.step-000000002.part/state.safetensors",
+    "model.safetensors",
+    "model.json",
+    "evidence.json",
+    "results.json",
+    "report.html",
+)
+"""The files of a run, in the order in which they are written."""
+
+
+def test_a_disk_that_is_full_in_the_middle_of_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of it is there when the disk says so: exit 74 with its name; the same command gets further, and ends."""
+    write_stripes(tmp_path / "stripes.npz")
+    command = ["fit", "--data", "stripes.npz", *SMALL, "--keep_epochs", "1", "--out"]
+    whole = call(*command, "whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    synchronise = os.fsync
+    for name in KINDS:
+        target = tmp_path / "run" / name
+        half = target.with_name(f".{target.name}.{os.getpid()}.part")
+
+        def full(handle: int, half: Path = half) -> None:
+            if Path(f"/proc/self/fd/{handle}").readlink() == half:
+                os.ftruncate(handle, os.fstat(handle).st_size // 2)
+                raise OSError(errno.ENOSPC, "No space left on device")
+            synchronise(handle)
+
+        monkeypatch.setattr(os, "fsync", full)
+        done = call(*command, "run", cwd=tmp_path)
+        monkeypatch.undo()
+        assert done.returncode == 74, (name, done.stderr)
+        told = target.parent.name[1:].removesuffix(".part") if "checkpoints" in name else name
+        assert f"{told} cannot be written (No space left on device)" in done.stderr
+        assert ("bytes, and" in done.stderr) == ("checkpoints" in name)
+        assert not target.exists()
+    assert call(*command, "run", cwd=tmp_path).returncode == 0
+    same = [(tmp_path / out / "model.safetensors").read_bytes() for out in ("run", "whole")]
+    assert same[0] == same[1]
+    for name in ("model.json", "evidence.json", "encoders/epoch-0001.safetensors", "data.json"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 _FULL = """
@@ -81,7 +132,7 @@ def test_a_disk_that_fills_during_training(tmp_path: Path) -> None:
         assert "No space left on device" in full.stderr
         assert "Traceback" not in full.stderr
     for out in ("run", "whole"):
-        assert run(*command, out, cwd=tmp_path).returncode == 0
+        assert call(*command, out, cwd=tmp_path).returncode == 0
     same = [(tmp_path / out / "model.safetensors").read_bytes() for out in ("run", "whole")]
     assert same[0] == same[1]
 
@@ -113,10 +164,87 @@ def test_a_small_file_system_fills_up(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for out in ("/proc/nowhere/run", tmp_path / "file" / "run"):
-        done = run("fit", "--data", "digits", "--out", out, cwd=tmp_path)
+    with read_only(tmp_path / "sealed") as sealed:
+        for out in ("/proc/nowhere/run", tmp_path / "file" / "run", sealed, sealed / "run", sealed / "a" / "b" / "run"):
+            # Had it looked at the data first, it would have missed them, and ended with 66.
+            done = call("fit", "--data", "nothing.npz", "--out", out, cwd=tmp_path)
+            assert done.returncode == 74, done.stderr
+            assert f"{out} cannot be written" in done.stderr
+        assert list(sealed.iterdir()) == []
+
+
+def test_a_run_whose_folder_became_read_only_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_stripes(tmp_path / "stripes.npz")
+    command = ["fit", "--data", "stripes.npz", *SMALL, "--out"]
+    trainer = importlib.import_module("selfcon.training.loop").Trainer
+    with read_only(tmp_path / "sealed", begin=lambda sealed: stop_early(command, sealed / "run")) as sealed:
+        before = {path: path.read_bytes() for path in sealed.rglob("*") if path.is_file()}
+        assert any("step-" in str(path) for path in before)
+        monkeypatch.setattr(trainer, "update", lambda *_: pytest.fail("a step was taken"))
+        done = call(*command, sealed / "run", cwd=tmp_path)
         assert done.returncode == 74, done.stderr
-        assert "cannot be written" in done.stderr
+        assert {path: path.read_bytes() for path in sealed.rglob("*") if path.is_file()} == before
+
+
+def stop_early(command: list[str], out: Path) -> None:
+    """A run that was told to stop in its first step."""
+    trainer = importlib.import_module("selfcon.training.loop").Trainer
+    original = trainer.update
+
+    def update(self: Any, images: Any, labels: Any, step: int) -> None:
+        original(self, images, labels, step)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "update", update)
+        assert call(*command, out, cwd=out.parents[1]).returncode == 75
+
+
+@contextmanager
+def read_only(folder: Path, begin: Callable[[Path], None] = lambda _: None) -> Iterator[Path]:
+    """A folder in which nothing can be written any more; root, whom rights do not stop, needs a file system for it."""
+    folder.mkdir()
+    if os.geteuid():
+        begin(folder)
+        below = [path for path in (folder, *folder.rglob("*")) if path.is_dir()]
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        for path in (*files, *below):
+            path.chmod(path.stat().st_mode & ~0o222)
+        try:
+            yield folder
+        finally:
+            for path in below:
+                path.chmod(0o755)
+        return
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)], check=False)
+    if made.returncode:
+        pytest.skip("a file system cannot be mounted here")
+    try:
+        begin(folder)
+        subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=False)
+
+
+def test_the_second_of_two_processes_is_told_who_has_the_folder(tmp_path: Path) -> None:
+    write_stripes(tmp_path / "stripes.npz")
+    command = ["fit", "--data", "stripes.npz", *SMALL, "--epochs", "500", "--out", "run"]
+    first = subprocess.Popen([sys.executable, "-m", "selfcon", *command], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "run" / "metrics.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for more in ([], ["--overwrite"], ["--seed", "1"]):
+            second = call(*command, *more, cwd=tmp_path)
+            assert second.returncode == 64, second.stderr
+            assert f"run is in use by process {first.pid} on " in second.stderr
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.wait()
+    third = call("fit", "--data", "stripes.npz", *SMALL, "--out", "run", "--overwrite", cwd=tmp_path)
+    assert third.returncode == 0, third.stderr  # the lock of a process that is gone holds nobody
 
 
 def test_saving_takes_its_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 import torch
 
 from selfcon.config import Settings, make_settings
-from selfcon.errors import InputMissingError, SelfconWarning, StorageError, UnsafeError, UsageError
+from selfcon.errors import InputMissingError, SelfconWarning, StoppedError, StorageError, UnsafeError, UsageError
 from selfcon.training import checkpoint as checkpoints
 from selfcon.training.checkpoint import Checkpoint, load_newest, save
 from selfcon.training.files import write_whole
@@ -44,6 +46,7 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path: Path, damag
     newest = tmp_path / "step-000000002"
     weights = newest / "state.safetensors"
     data = bytearray(weights.read_bytes())
+    written = json.loads((newest / "state.json").read_text())
     if damage == "flip":
         data[-1] ^= 1
         weights.write_bytes(data)
@@ -56,13 +59,19 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path: Path, damag
     elif damage == "nest":
         (newest / "state.json").write_text("[" * 100_000)
     elif damage in ("digit", "format"):
-        text, written = (newest / "state.json").read_text(), f'"{"epoch" if damage == "digit" else damage}": 2'
-        assert written in text
-        (newest / "state.json").write_text(text.replace(written, written.replace("2", "3")))
+        text, entry = (newest / "state.json").read_text(), f'"{"epoch" if damage == "digit" else damage}": 2'
+        assert entry in text
+        (newest / "state.json").write_text(text.replace(entry, entry.replace("2", "3")))
     else:
         weights.unlink()
-    with pytest.warns(SelfconWarning, match="step-000000002 cannot be used"):
+    with pytest.warns(SelfconWarning, match="step-000000002 cannot be used") as warned:
         found = load_newest(tmp_path)
+    said = str(warned[0].message)
+    if damage in ("flip", "cut"):
+        now = hashlib.sha256((tmp_path / "damaged-step-000000002" / "state.safetensors").read_bytes()).hexdigest()
+        assert f"state.safetensors has the hash {now}, and {written['sha256']} was written" in said
+    elif damage in ("digit", "format"):
+        assert re.search(rf"state\.json has the hash [0-9a-f]{{64}}, and {written['facts_sha256']} was written", said)
     assert found is not None
     assert found.facts["epoch"] == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged-step-000000002", "step-000000001"]
@@ -167,6 +176,22 @@ def test_a_run_that_never_began_gives_way(tmp_path: Path) -> None:
     reopened, settings = RunFolder.reopen(tmp_path / "run")
     reopened.close()
     assert settings == other
+
+
+def test_of_what_was_refused_nothing_is_left(tmp_path: Path) -> None:
+    for error in (UsageError, InputMissingError):
+        with pytest.raises(error), RunFolder.open(tmp_path / "run", Settings(), verb="fit"):
+            raise error
+        assert list(tmp_path.iterdir()) == []
+    with pytest.raises(StoppedError), RunFolder.open(tmp_path / "run", Settings(), verb="fit"):
+        raise StoppedError
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    with pytest.raises(UsageError), RunFolder.open(tmp_path / "run", Settings(), verb="fit"):
+        raise UsageError
+    (tmp_path / "run" / "environment.json").unlink()  # as where there was no room for it
+    RunFolder.open(tmp_path / "run", Settings(), verb="fit").close()
+    names = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert names == [".lock", "config.yaml", "environment.json", "metrics.jsonl"]
 
 
 def test_folders_that_are_no_runs(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 
 import selfcon
 from selfcon.errors import DataError, InputMissingError, NonFiniteError, SelfconWarning, StoppedError, UsageError
@@ -208,33 +209,97 @@ def test_stopped_anywhere_it_ends_with_the_same_bytes(
 
 
 _ABRUPT = """
-import os, signal, sys
+import itertools, os, signal, sys
 from selfcon.cli.main import main
 from selfcon.training import loop
-update, save = loop.Trainer.update, loop._Worker.save
+how, number, update, sync = sys.argv[1], itertools.count(1), loop.Trainer.update, os.fsync
 def updated(self, images, labels, step):
     update(self, images, labels, step)
-    if step == 4:
-        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
-def saved(self):
-    if self.step_number == 5:  # the first signal is being served
-        os.kill(os.getpid(), signal.SIGINT)
-    save(self)
-loop.Trainer.update, loop._Worker.save = updated, saved
+    if step == 4 and how != "killed while it saves":
+        os.kill(os.getpid(), signal.SIGKILL if how == "killed" else signal.SIGINT)
+def synchronised(handle):
+    path = os.readlink(f"/proc/self/fd/{handle}")
+    end = {"killed while it saves": signal.SIGKILL, "interrupted twice": signal.SIGINT}.get(how)
+    if end and f".step-00000000{4 if end == signal.SIGKILL else 5}.part/.state.safetensors." in path:
+        os.ftruncate(handle, os.fstat(handle).st_size // 2)
+        os.kill(os.getpid(), end)
+    sync(handle)
+loop.Trainer.update, os.fsync = updated, synchronised
+loop._Saves.due = property(lambda self: next(number) % 2 == 0)  # a checkpoint after every other step
 main(sys.argv[2:])
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGKILL", -9)])
-def test_ended_at_once_it_goes_on_with_the_same_bytes(number: str, code: int, stripes: Path, tmp_path: Path) -> None:
-    arguments = ["fit", "--data", str(stripes), "--out", str(tmp_path / "run"), "--epochs", "2", "--batch-size", "32"]
+def find_leftovers(run: Path) -> list[Path]:
+    return [path for path in run.rglob("*") if path.name.startswith(".") and path.name.endswith(".part")]
+
+
+def read_all(run: Path) -> int:
+    """How many files of a run there are, all of which can be read to their end; leftovers of a save are none of it."""
+    readers: dict[str, Any] = {".json": json.loads, ".yaml": yaml.safe_load, ".safetensors": load, ".html": str}
+    readers[".jsonl"] = lambda text: [json.loads(line) for line in text.splitlines()]
+    files = [path for path in run.rglob("*.*") if path.is_file() and not path.name.startswith(".")]
+    files = [path for path in files if not any(part.endswith(".part") for part in path.parts)]
+    for path in files:
+        readers[path.suffix](path.read_bytes() if path.suffix == ".safetensors" else path.read_text(encoding="utf-8"))
+    return len(files)
+
+
+def read_outcome(run: Path) -> dict[str, Any]:
+    """What a run left behind, but for times: weights, the optimiser of each stage at its end, metrics."""
+    newest = [max((run / "checkpoints" / stage).iterdir()) / "state.safetensors" for stage in ("pretrain", "probe")]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert all(any(name.startswith("optimizer.") for name in load_file(path)) for path in newest)
+    return {
+        "weights": (run / "model.safetensors").read_bytes(),
+        **{str(path.relative_to(run)): path.read_bytes() for path in newest},
+        "metrics": [{key: value for key, value in line.items() if key != "seconds"} for line in lines],
+    }
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "first"), [("killed", -9, 4), ("killed while it saves", -9, 2), ("interrupted twice", 130, 4)]
+)
+def test_ended_at_once_it_goes_on_with_the_same_bytes(
+    how: str, code: int, first: int, stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    arguments = ["fit", "--data", str(stripes), "--out", str(run), "--epochs", "2", "--batch-size", "32"]
     arguments += ["--width", "0.125", "--probe.epochs", "3", "--device", "cpu"]
-    ended = subprocess.run([sys.executable, "-c", _ABRUPT, number, *arguments], check=False, capture_output=True)
+    ended = subprocess.run([sys.executable, "-c", _ABRUPT, how, *arguments], check=False, capture_output=True)
     assert ended.returncode == code, ended.stderr
-    assert selfcon.fit(data=str(stripes), out=tmp_path / "run", **SMALL)["accuracy"]
+    assert read_all(run) >= 5
+    assert bool(find_leftovers(run)) == (how != "killed")
+    assert (run / "checkpoints" / "pretrain" / f"step-{first:09d}").exists()
+    trainer = importlib.import_module("selfcon.training.loop").Trainer
+    original, steps = trainer.update, []
+
+    def update(self: Any, images: Any, labels: Any, step: int) -> None:
+        steps.append(step)
+        original(self, images, labels, step)
+
+    monkeypatch.setattr(trainer, "update", update)
+    selfcon.fit(data=str(stripes), out=run, **SMALL)
+    assert steps == [*range(first, 6), *range(3)]  # the rest of the pretraining, and the probe
     selfcon.fit(data=str(stripes), out=tmp_path / "whole", **SMALL)
-    same = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "run")]
-    assert same[0] == same[1]
+    assert read_outcome(run) == read_outcome(tmp_path / "whole")
+    assert find_leftovers(run) == []
+
+
+def test_device_and_logging_may_differ_where_a_run_goes_on(
+    stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboard", reason="the extra [log] is not installed")
+    selfcon.fit(data=str(stripes), out=tmp_path / "whole", **SMALL)
+    stop_at(monkeypatch, 4, signal.SIGTERM)
+    with pytest.raises(StoppedError):
+        selfcon.fit(data=str(stripes), out=tmp_path / "run", **SMALL)
+    monkeypatch.undo()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)  # so that any device is a CPU
+    again = options(device="auto", log=["tensorboard"], compile=False, deterministic=True)
+    selfcon.fit(data=str(stripes), out=tmp_path / "run", **again)
+    assert list((tmp_path / "run" / "tensorboard").glob("events*"))
+    assert read_outcome(tmp_path / "run") == read_outcome(tmp_path / "whole")
 
 
 def test_a_report_that_failed_is_written_the_next_time(

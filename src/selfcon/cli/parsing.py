@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 from pathlib import Path
@@ -63,4 +64,6 @@ def print_json(result: dict[str, Any]) -> None:
     """One JSON document on stdout, from one of the processes."""
     if not speaks():
         return
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names may be no text, or not that of this terminal
     sys.stdout.write(json.dumps(result, indent=2, ensure_ascii=False) + "\n")

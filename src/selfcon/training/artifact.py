@@ -14,7 +14,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from selfcon.errors import DataError, InputMissingError, SelfconError, UnsafeError, hint_path
+from selfcon.errors import DataError, InputMissingError, SelfconError, StorageError, UnsafeError, hint_path
 from selfcon.networks.exits import parse_exits
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.options import bounded, check_options
@@ -39,7 +39,11 @@ def save_encoder(run: RunFolder, epoch: int, module: nn.Module) -> None:
     """The weights of one epoch, for those who want to look at how they came about."""
     if run.follows:
         return
-    refuse_link(run.path / "encoders").mkdir(exist_ok=True)
+    folder = refuse_link(run.path / "encoders")
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be written ({error.strerror}).") from error
     state = module.state_dict()
     data = save_tensors({name: state[name].cpu().contiguous() for name in sorted(state)})
     run.write(f"encoders/epoch-{epoch:04d}.safetensors", data)

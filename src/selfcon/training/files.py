@@ -29,6 +29,11 @@ def write_whole(path: Path, data: bytes) -> None:
         raise
 
 
+def as_bytes(text: str) -> bytes:
+    """As UTF-8; what is no text, of a name in another encoding, as JSON and we write it elsewhere: with escapes."""
+    return text.encode("utf-8", "backslashreplace")
+
+
 def is_leftover(path: Path) -> bool:
     """Whether a file is what a process left that did not come to the end of `write_whole`."""
     found = _LEFTOVER.fullmatch(path.name)

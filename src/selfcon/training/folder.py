@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,8 +19,8 @@ import torch
 
 import selfcon
 from selfcon.config import Section, Settings, differences, make_settings, read_like, read_yaml, write_yaml
-from selfcon.errors import InputMissingError, StorageError, UsageError
-from selfcon.training.files import is_leftover, refuse_link, write_whole
+from selfcon.errors import DataError, InputMissingError, StorageError, UnsafeError, UsageError
+from selfcon.training.files import as_bytes, is_leftover, refuse_link, write_whole
 
 _WRITTEN = (
     *("config.yaml", "environment.json", "metrics.jsonl", "model.safetensors", "model.json", "results.json"),
@@ -32,6 +33,9 @@ _WRITTEN = (
         "transfer",
     ),  # what other verbs found of its model
 )
+
+
+_REFUSED = (UsageError, DataError, InputMissingError, UnsafeError)
 
 
 class RunFolder:
@@ -67,6 +71,7 @@ class RunFolder:
                 _check_same_run(path, settings)
             if not asked.exists():
                 run.write("config.yaml", write_yaml(settings))
+            if not (path / "environment.json").exists():
                 run.write("environment.json", json.dumps(describe_environment(verb), indent=1))
         except BaseException:
             lock.close()
@@ -88,6 +93,11 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._lock is not None and isinstance(error, _REFUSED) and _never_began(self.path):
+            self._clear()  # what was refused is no run: nothing is left of it
+            (self.path / ".lock").unlink(missing_ok=True)
+            with suppress(OSError):
+                self.path.rmdir()
         self.close()
 
     def close(self) -> None:
@@ -105,7 +115,7 @@ class RunFolder:
         if self._lock is None:
             return self.path / name
         try:
-            write_whole(self.path / name, content.encode() if isinstance(content, str) else content)
+            write_whole(self.path / name, as_bytes(content) if isinstance(content, str) else content)
         except OSError as error:
             raise StorageError(f"{self.path / name} cannot be written ({error.strerror or error}).") from error
         return self.path / name
@@ -176,6 +186,8 @@ def _check_same_run(path: Path, settings: Section) -> None:
 def _hold(path: Path) -> IO[bytes]:
     """The lock of a folder, which is made if need be; refused before anything is done where it cannot be written."""
     refuse_link(path / ".lock")
+    if path.exists() and not path.is_dir():
+        raise StorageError(f"{path} cannot be written (it is a file).")
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = os.fdopen(os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b", buffering=0)
@@ -188,6 +200,9 @@ def _hold(path: Path) -> IO[bytes]:
         holder = lock.read().decode(errors="replace").strip() or "another process"
         lock.close()
         raise UsageError(f"{path} is in use by {holder}.") from error
+    if not _is_there(lock, path / ".lock"):  # another process was refused, and took it away with its folder
+        lock.close()
+        return _hold(path)
     try:
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {platform.node()}".encode())
@@ -195,6 +210,13 @@ def _hold(path: Path) -> IO[bytes]:
         lock.close()
         raise StorageError(f"{path} cannot be written ({error.strerror or error}).") from error
     return lock
+
+
+def _is_there(lock: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(lock.fileno()), path.stat())
+    except OSError:
+        return False
 
 
 def describe_environment(verb: str) -> dict[str, Any]:

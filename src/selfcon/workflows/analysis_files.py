@@ -9,7 +9,7 @@ from typing import Any
 
 from selfcon.errors import StorageError, UsageError
 from selfcon.report.canvas import Picture
-from selfcon.training.files import refuse_link, write_whole
+from selfcon.training.files import as_bytes, refuse_link, write_whole
 from selfcon.workflows.trained import TrainedRun, open_run
 
 Result = dict[str, Any]
@@ -37,7 +37,7 @@ def write(result: Result, pictures: Mapping[str, Picture], folder: Path, name: s
             write_whole(folder / f"{title}.svg", picture.svg)
             write_whole(folder / f"{title}.png", picture.png)
         path = folder / f"{name or next(iter(pictures))}.json"
-        write_whole(path, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
+        write_whole(path, as_bytes(json.dumps(result, indent=1, ensure_ascii=False) + "\n"))
     except OSError as error:
         raise StorageError(f"{folder} cannot be written to ({error.strerror}).") from error
     return {**result, "files": sorted(str(folder / f"{title}.svg") for title in pictures)}

@@ -25,7 +25,7 @@ from selfcon.networks.weights import hash_file
 from selfcon.progress import say
 from selfcon.report.plots import spread
 from selfcon.training.distributed import join
-from selfcon.training.files import refuse_link, write_whole
+from selfcon.training.files import as_bytes, refuse_link, write_whole
 from selfcon.transfer.classification import evaluate_linear, measure
 from selfcon.transfer.robustness import CORRUPTIONS, SEVERITIES, corrupt_all, mean_corruption_error
 from selfcon.workflows.pipeline import run_stages
@@ -328,6 +328,6 @@ def _read_imagenet_c(run: TrainedRun, root: Path, corruption: str, severity: int
 def _write(path: Path, result: Result) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
+        write_whole(path, as_bytes(json.dumps(result, indent=1, ensure_ascii=False) + "\n"))
     except OSError as error:
         raise StorageError(f"{path} cannot be written ({error.strerror}).") from error
