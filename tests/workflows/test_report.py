@@ -74,6 +74,32 @@ def test_many_runs_on_one_page(runs: Path, tmp_path: Path) -> None:
     assert page.count("<section ") == 2
 
 
+def test_runs_that_differ_in_their_seed_are_taken_together(runs: Path, tmp_path: Path) -> None:
+    numbers = {"selfcon": (70.0, 71.0, 75.0), "supcon": (66.0,)}
+    for method, values in numbers.items():
+        for seed, value in enumerate(values):
+            run = tmp_path / f"{method}-{seed}"
+            shutil.copytree(runs / method, run)
+            config = (run / "config.yaml").read_text()
+            assert "seed: 0\n" in config
+            (run / "config.yaml").write_text(config.replace("seed: 0\n", f"seed: {seed}\n"))
+            result = json.loads((run / "results.json").read_text())
+            result["accuracy"]["backbone"]["top1"] = value
+            (run / "results.json").write_text(json.dumps(result))
+    done = call("report", *(str(path) for path in sorted(tmp_path.iterdir())), "--out", "page.html", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    header, first, second, told = done.stdout.splitlines()
+    assert header.split()[:2] == ["method", "backbone"]
+    assert header.split()[-1] == "seeds"
+    assert first.startswith("selfcon   72.0 ± 2.6")
+    assert first.endswith(" 3")
+    assert second.split()[:2] == ["supcon", "66.0"]
+    assert second.endswith(" 1")
+    assert told == "Report: page.html"
+    assert "72.0 ± 2.6" in (tmp_path / "page.html").read_text()
+    assert "Over seeds" not in write_report([runs / "selfcon", runs / "supcon"], out=tmp_path / "two.html").read_text()
+
+
 def test_what_differs_has_a_column(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "selfcon", tmp_path / "colder")
     config = tmp_path / "colder" / "config.yaml"
@@ -117,7 +143,7 @@ def test_a_run_under_way_is_followed(runs: Path, tmp_path: Path) -> None:
 
     thread = threading.Thread(target=finish)
     thread.start()
-    path = write_report([run], watch=1, after_each=lambda path: seen.append(path.read_text()))
+    path = write_report([run], watch=1, after_each=lambda path, pages: seen.append(path.read_text()))
     thread.join()
     assert len(seen) >= 2
     assert 'http-equiv="refresh" content="1"' in seen[0]

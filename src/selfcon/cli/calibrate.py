@@ -42,10 +42,12 @@ def run(options: argparse.Namespace) -> int:
     chosen, measured = f"{held['chosen_on']} ({held['images']:,})", f"{held['told_of']} ({held['told_images']:,})"
     print(f"chosen on {chosen}, measured on {measured}:")
     for name, answer in result["answers"].items():
-        print(
-            f"  {name:12s}{answer['top1']:5.1f} % right, calibration error {answer['ece_before']:.1f} -> "
-            f"{answer['ece']:.1f} % at temperature {answer['temperature']:.2f}"
-        )
+        if answer["temperature"] == 1:
+            error = f"{answer['ece']:.1f} %, left as it is: no temperature helped on the images it was chosen on"
+        else:
+            change = f"{answer['ece_before']:.1f} -> {answer['ece']:.1f} %"
+            error = f"{change} at temperature {answer['temperature']:.2f}"
+        print(f"  {name:12s}{answer['top1']:5.1f} % right, calibration error {error}")
     if early := result.get("early_exit"):
         chosen, whole, backbone = early["chosen"], early["alone"]["ensemble"], early["alone"]["backbone"]
         print(

@@ -8,9 +8,15 @@ example: selfcon report runs/birds
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from selfcon.cli.parsing import Parser
+from selfcon.cli.results import print_table
+
+if TYPE_CHECKING:
+    from selfcon.report.page import RunPage
 
 _USUAL = 10.0
 
@@ -29,12 +35,15 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from selfcon.report.page import tabulate_seeds
     from selfcon.workflows.reporting import write_report
 
     told: list[Path] = []
 
-    def tell(path: Path) -> None:
+    def tell(path: Path, pages: Sequence[RunPage]) -> None:
         if not told:
+            if seeds := tabulate_seeds(pages):
+                print_table(seeds.header, seeds.rows)
             print(f"Report: {path}", flush=True)
         told.append(path)
 

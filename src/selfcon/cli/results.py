@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from selfcon.cli.parsing import print_json
+from selfcon.errors import printable
 from selfcon.progress import speaks
 
 
@@ -38,3 +40,12 @@ def accuracy_lines(accuracy: dict[str, dict[str, float]]) -> list[str]:
     for name, values in accuracy.items():
         lines.append(f"  {name:12s}" + "".join(f"{values[key]:17.1f}" if key in values else " " * 17 for key in shown))
     return lines
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """A table as wide as what stands in it; the first column to the left."""
+    lines = [[printable(str(cell)) for cell in row] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for first, *others in lines:
+        cells = (cell.rjust(width + 3) for cell, width in zip(others, widths[1:], strict=True))
+        print(first.ljust(widths[0]) + "".join(cells))

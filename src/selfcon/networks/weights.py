@@ -88,7 +88,10 @@ def find_timm_weights(name: str) -> Path:
         raise UsageError(f"timm has no pretrained weights of {name}.")
     found = try_to_load_from_cache(facts.hf_hub_id, "model.safetensors")
     if not isinstance(found, str):
-        raise InputMissingError(f"The weights of {facts.hf_hub_id} are not in this machine's cache of model files.")
+        raise InputMissingError(
+            f"The weights of {facts.hf_hub_id} are not in this machine's cache of model files: "
+            f"python -c \"import timm; timm.create_model('{name}', pretrained=True)\" fetches them, once."
+        )
     return Path(found)
 
 

@@ -18,11 +18,16 @@ _FEWEST_MAPPED = 10
 def gather(
     predictions: Predictions,
     features: Mapping[str, Tensor],
+    *,
     pictures: Callable[[Tensor], Tensor],
+    describe: Callable[[int], str],
     classes: tuple[str, ...],
     seed: int,
 ) -> dict[str, Any]:
-    """Of features [N, D] by exit and a way to get images [B] as uint8 [B, 3, H, W]: what evidence.json holds."""
+    """What evidence.json holds.
+
+    Of features [N, D] by exit, a way to get images [B] as uint8 [B, 3, H, W], and one to say where an image is from.
+    """
     logits, labels = predictions.logits[ENSEMBLE], predictions.labels
     some = spread(len(labels), _MOST_MAPPED)
     maps = {}
@@ -33,7 +38,7 @@ def gather(
         "mapped": len(some),
         "maps": maps,
         "confusions": find_confusions(logits, labels, classes),
-        "wrong": _find_wrong(logits, labels, pictures, classes),
+        "wrong": _find_wrong(logits, labels, pictures, describe, classes),
     }
 
 
@@ -56,7 +61,11 @@ def find_confusions(logits: Tensor, labels: Tensor, classes: tuple[str, ...]) ->
 
 
 def _find_wrong(
-    logits: Tensor, labels: Tensor, pictures: Callable[[Tensor], Tensor], classes: tuple[str, ...]
+    logits: Tensor,
+    labels: Tensor,
+    pictures: Callable[[Tensor], Tensor],
+    describe: Callable[[int], str],
+    classes: tuple[str, ...],
 ) -> list[dict[str, Any]]:
     """The images that the ensemble gets wrong and is surest about."""
     sure, guesses = logits.softmax(1).max(1)
@@ -65,6 +74,7 @@ def _find_wrong(
     return [
         {
             "image": thumbnail(picture),
+            "where": describe(row),
             "true": classes[int(labels[row])],
             "taken_for": classes[int(guesses[row])],
             "sure": 100 * float(sure[row]),

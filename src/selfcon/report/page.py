@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from selfcon.config import make_settings
 from selfcon.report.plots import draw_curves, draw_together, sort_answers
+from selfcon.report.seeds import group_by_seed
 
 _MOST_COLUMNS = 6  # of settings that differ
 
@@ -90,6 +91,7 @@ def render(pages: Sequence[RunPage], *, refresh: int | None = None) -> str:
         curves=[draw_curves(page.metrics) if page.metrics else None for page in pages],
         together=draw_together(pages) if len(pages) > 1 else None,
         columns=_columns(pages) if len(pages) > 1 else None,
+        seeds=tabulate_seeds(pages),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         refresh=refresh,
@@ -125,6 +127,26 @@ def _columns(pages: Sequence[RunPage]) -> Table:
             ]
         )
     return Table(header, rows)
+
+
+def tabulate_seeds(pages: Sequence[RunPage]) -> Table | None:
+    """Means and spreads of runs that differ in their seed alone, where there are such."""
+    groups = group_by_seed(pages)
+    if all(group.count == 1 for group in groups):
+        return None
+    exits = sort_answers(name for group in groups for name in group.accuracies)
+    several = ("model", "data", "epochs")
+    differing = [name for name in several if len({group.settings[name] for group in groups}) > 1] + _differing(pages)
+    rows: list[Sequence[str | float | None]] = [
+        [
+            group.settings["method"],
+            *("" if group.settings.get(name) is None else str(group.settings[name]) for name in differing),
+            *(group.describe(name) for name in exits),
+            group.count,
+        ]
+        for group in groups
+    ]
+    return Table(["method", *differing, *exits, "seeds"], rows)
 
 
 def _differing(pages: Sequence[RunPage]) -> list[str]:

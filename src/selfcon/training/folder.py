@@ -177,9 +177,11 @@ def _never_began(path: Path) -> bool:
 def _check_same_run(path: Path, settings: Section) -> None:
     asked = path / "config.yaml"
     if asked.exists() and (changed := differences(read_like(asked, settings), settings)):
+        weights = path / "model.safetensors"
+        learnt = f"; --init {weights} begins with what it learnt." if weights.exists() else "."
         raise UsageError(
             f"{path} holds a run with other settings ({'; '.join(changed)}): "
-            f"choose another --out, or start anew with --overwrite."
+            f"choose another --out, or start anew with --overwrite{learnt}"
         )
 
 

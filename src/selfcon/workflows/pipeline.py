@@ -209,7 +209,14 @@ def _run(run: RunFolder, settings: Settings, running: Running, world: World, sto
     _check_stop(world, stop, device)
     _write_model(task, net, run)
     if world.is_main:
-        shown = evidence.gather(test, features, task.test.pictures, task.classes, settings.seed)
+        shown = evidence.gather(
+            test,
+            features,
+            pictures=task.test.pictures,
+            describe=task.source.test.describe,
+            classes=task.classes,
+            seed=settings.seed,
+        )
         run.write("evidence.json", json.dumps(shown) + "\n")
     result = _write_result(task, run, spent, accuracy)
     if world.is_main:

@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from selfcon.config import Settings, flatten, make_settings, read_yaml
-from selfcon.errors import DataError, InputMissingError, StorageError, UsageError, name_some
+from selfcon.errors import DataError, InputMissingError, StorageError, UsageError, hint_path, name_some
 from selfcon.paper.exhibits import get_exhibit, identify, list_exhibits
 from selfcon.progress import say
 from selfcon.report.page import RunPage, Section, Table, render
@@ -41,7 +41,7 @@ def write_report(
     *,
     out: str | Path | None = None,
     watch: float | None = None,
-    after_each: Callable[[Path], None] = lambda path: None,
+    after_each: Callable[[Path, Sequence[RunPage]], None] = lambda path, pages: None,
 ) -> Path:
     """One page for one run or many: RUN/report.html of a single one, else report.html, or `out`.
 
@@ -60,7 +60,7 @@ def write_report(
             write_whole(path, _draw(pages, round(watch or 1) if live else None))
         except OSError as error:
             raise StorageError(f"{path} cannot be written ({error.strerror or error}).") from error
-        after_each(path)
+        after_each(path, pages)
         if not live:
             return path
         say("; ".join(f"{page.name}: {page.progress}" for page in pages if not page.done))
@@ -70,6 +70,8 @@ def write_report(
 def _only_runs(folders: list[Path]) -> list[Path]:
     """Of several, those that hold a run: patterns match other things, too."""
     runs = [folder for folder in folders if (folder / "config.yaml").is_file()]
+    if not runs and not folders[0].exists():
+        raise InputMissingError(f"There is no folder {folders[0]}{hint_path(folders[0])}")
     if not runs:
         raise InputMissingError(f"{folders[0]} holds no run: config.yaml is not there.")
     if left := [str(folder) for folder in folders if folder not in runs]:

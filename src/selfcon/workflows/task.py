@@ -68,6 +68,8 @@ def collect_settings(recipe: str | None, given: Mapping[str, Any], wrong: Sequen
     if wrong:
         raise UsageError(" ".join(sentence if sentence.endswith(("?", ".")) else f"{sentence}." for sentence in wrong))
     assert isinstance(settings, Settings)
+    if given.get("exits") and not get_method(settings.method).uses_exits and parse_exits(settings.exits):
+        say(f"note: {settings.method} is of the backbone alone: exits are not used")
     return settings
 
 
@@ -99,7 +101,10 @@ def choose_device(name: str) -> torch.device:
         if device.type == "cuda" and ":" in name:
             torch.cuda.set_device(device)  # kernels of our own go to the current one
     except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"The device {name!r} cannot be used here: {str(error).splitlines()[0]}.") from error
+        reason = str(error).splitlines()[0].rstrip(".")
+        if "Expected one of" in reason:
+            reason = "say cpu, cuda, cuda:1 or auto"
+        raise UsageError(f"The device {name!r} cannot be used here: {reason}.") from error
     return device
 
 

@@ -1,0 +1,59 @@
+"""Runs that differ in their seed alone, taken together: means, spreads, and how many there are."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+_NO_MATTER = ("seed", "data_root", "keep_epochs")
+
+
+class Run(Protocol):
+    """What is looked at of a run."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+
+    @property
+    def result(self) -> Mapping[str, Any] | None: ...
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of the same settings, and their accuracies by answer."""
+
+    settings: Mapping[str, Any]
+    accuracies: Mapping[str, Sequence[float]]
+    count: int
+
+    def describe(self, answer: str) -> str:
+        """`75.4 ± 0.1`, where several runs have this answer."""
+        values = self.accuracies.get(answer, ())
+        if not values:
+            return ""
+        spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+        return f"{statistics.fmean(values):.1f}{spread}"
+
+
+def group_by_seed(runs: Iterable[Run]) -> list[Group]:
+    """Those that have an accuracy, of one group where only the seed differs; of equal seeds the last counts."""
+    groups: dict[str, dict[int, Run]] = {}
+    for run in runs:
+        if run.result and run.result.get("accuracy"):
+            rest = {name: value for name, value in run.settings.items() if _matters(name)}
+            groups.setdefault(json.dumps(rest, sort_keys=True, default=str), {})[int(run.settings["seed"])] = run
+    found = []
+    for members in groups.values():
+        accuracies: dict[str, list[float]] = {}
+        for run in members.values():
+            for answer, values in (run.result or {})["accuracy"].items():
+                accuracies.setdefault(answer, []).append(float(values["top1"]))
+        found.append(Group(next(iter(members.values())).settings, accuracies, len(members)))
+    return found
+
+
+def _matters(name: str) -> bool:
+    return name not in _NO_MATTER and not name.startswith("watch.")
