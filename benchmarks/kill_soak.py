@@ -20,13 +20,13 @@ from pathlib import Path
 
 COMMAND = ["fit", "--data", "digits", "--width", "0.125", "--epochs", "4", "--batch-size", "128", "--device", "cpu"]
 COMMAND += ["--probe.epochs", "4"]
-# Saves often, so that there is much to hit, and writes files in pieces with pauses between them.
+# Saves often, so that there is much to hit, and takes its time before what was written is on the disk.
 SLOW = """
 import os, sys, time
 from selfcon.training import loop
 synchronise = os.fsync
 def slow(handle):
-    time.sleep(4 * float(sys.argv[1]))
+    time.sleep(float(sys.argv[1]))
     synchronise(handle)
 os.fsync = slow
 loop._MOST_TIME_SAVING = 1.0
@@ -45,19 +45,22 @@ def start(out: Path, pause: float) -> subprocess.Popen[bytes]:
     return subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def is_saving(out: Path) -> bool:
-    """Whether a checkpoint is half written."""
-    return any(out.glob("checkpoints/*/.*.part"))
+def is_saving(out: Path, since: float) -> bool:
+    """Whether a checkpoint is half written, by the process that began then: an earlier one may have left some."""
+    try:
+        return any(path.stat().st_mtime > since for path in out.glob("checkpoints/*/.*.part"))
+    except FileNotFoundError:  # it has just been renamed
+        return False
 
 
 def kill_somewhere(out: Path, rng: random.Random, *, saving: bool) -> str:
     """Begin or go on, and kill it; what it was doing then."""
-    process = start(out, 0.03)
+    process, since = start(out, 0.06), time.time()
     wait = rng.uniform(0.0, 3.0)
     begun = time.monotonic()
     seen = False
     while process.poll() is None and time.monotonic() - begun < 60:
-        busy = is_saving(out)
+        busy = is_saving(out, since)
         if saving and busy and (seen or rng.random() < 0.02):
             seen = True
         if (saving and seen and busy) or (not saving and time.monotonic() - begun > 4 + wait):
@@ -65,7 +68,7 @@ def kill_somewhere(out: Path, rng: random.Random, *, saving: bool) -> str:
         time.sleep(0.001)
     if process.poll() is not None:
         return "done"
-    busy = is_saving(out)
+    busy = is_saving(out, since)
     process.send_signal(signal.SIGKILL)
     process.wait()
     return "saving" if busy else "training"
