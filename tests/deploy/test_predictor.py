@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +125,16 @@ def test_who_left_is_not_computed_further(place: Path, model: Predictor, monkeyp
     assert seen == [16, 16, 16]
 
 
-def test_budgets(place: Path, model: Predictor) -> None:
+def test_budgets(place: Path, model: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
     cheap = model.predict(in_order(place), budget=model.trust.curve[0].cost)
     assert {each.exit for each in cheap} == {"exit1"}
+    # Where what costs more is better, too, it is taken as far as it can be afforded.
+    curve = model.trust.curve
+    better = [replace(point, accuracy=90.0 + number / len(curve)) for number, point in enumerate(curve)]
+    monkeypatch.setattr(model, "trust", replace(model.trust, curve=tuple(better)))
     assert "ensemble" in {each.exit for each in model.predict(in_order(place), budget=1.0)}
+    middle = (curve[0].cost + curve[-1].cost) / 2
+    assert model.trust.rule_for(middle).thresholds == [point for point in curve if point.cost <= middle][-1].thresholds
     for budget, words in ((0.001, "no answer can cost"), (0.0, "above 0"), (1.5, "up to 1")):
         with pytest.raises(UsageError, match=words):
             model.predict(in_order(place), budget=budget)
@@ -224,7 +231,8 @@ def test_folders_that_were_changed(place: Path, tmp_path: Path) -> None:
         ({"model_sha256": "0" * 64}, "other weights"),
         ({"format": 9}, "is of format 9"),
         ({"temperatures": 3}, "cannot be used"),
-        ({"temperatures": {"ensemble": 0}}, "not above 0"),
+        ({"temperatures": {"ensemble": 0}}, "beyond what can be meant"),
+        ({"temperatures": {"ensemble": 1e-300}}, "beyond what can be meant"),
         ({"temperatures": {"ensemble": float("nan")}}, "no number"),
         ({"temperatures": {"ensemble": 10**400}}, "cannot be used"),
         ({"silence": {"ensemble": float("nan")}}, "no number"),

@@ -162,7 +162,9 @@ main()
 """
 
 
-@pytest.mark.parametrize("more", [["--method", "selfcon"], ["--method", "ce"], ["--loss.ring", "true"]])
+@pytest.mark.parametrize(
+    "more", [["--method", "selfcon"], ["--method", "ce"], pytest.param(["--loss.ring", "true"], marks=pytest.mark.slow)]
+)
 def test_a_value_that_is_no_number_in_one_process_ends_all(more: list[str], tmp_path: Path) -> None:
     write_stripes(tmp_path / "stripes.npz")
     done = run_script(tmp_path, _BROKEN, "fit", *SMALL, *more, processes=2)

@@ -115,6 +115,7 @@ main()
 """
 
 
+@pytest.mark.slow  # as `test_a_disk_that_is_full_in_the_middle_of_any_file`, in processes
 def test_a_disk_that_fills_during_training(tmp_path: Path) -> None:
     """Whichever write it is that fails: exit 74, and once there is room the same command ends with the same bytes."""
     write_stripes(tmp_path / "stripes.npz")
