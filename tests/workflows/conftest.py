@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 
 def write_stripes(path: Path, *, train: int = 96, test: int = 36, side: int = 16) -> Path:
@@ -24,6 +25,15 @@ def write_stripes(path: Path, *, train: int = 96, test: int = 36, side: int = 16
     classes = np.array(["rows", "wide rows", "columns", "<b>wide</b> & 'co$lumn$s'"])
     np.savez(path, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test, classes=classes)
     return path
+
+
+def write_noise(folder: Path, *, images: int = 30) -> None:
+    """A folder of two classes that nobody can tell apart, not yet split."""
+    rng = np.random.default_rng(0)
+    for name in ("one", "two"):
+        (folder / name).mkdir(parents=True)
+        for number in range(images):
+            Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(folder / name / f"{number}.png")
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from selfcon.errors import DataError, InputMissingError, NonFiniteError, Selfcon
 from selfcon.networks.exits import parse_exits
 from selfcon.training.artifact import load_model
 from selfcon.workflows.doctor import examine, expected_positives
-from tests.workflows.conftest import write_stripes
+from tests.workflows.conftest import write_noise, write_stripes
 
 SMALL: dict[str, Any] = {"width": 0.125, "epochs": 2, "batch_size": 32, "probe.epochs": 3, "device": "cpu"}
 
@@ -459,12 +459,7 @@ def test_expected_positives_against_draws() -> None:
 
 
 def test_its_own_folder_is_split_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rng = np.random.default_rng(0)
-    for name in ("one", "two"):
-        (tmp_path / "all" / name).mkdir(parents=True)
-        for number in range(30):
-            pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "all" / name / f"{number}.png")
+    write_noise(tmp_path / "all")
     small: Any = {"width": 0.125, "epochs": 1, "batch_size": 16, "image_size": 16, "device": "cpu", "probe.epochs": 1}
     selfcon.fit(data=str(tmp_path / "all"), out=tmp_path / "run", seed=1, **small)
     own = selfcon.evaluate(tmp_path / "run", device="cpu")

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 
 import selfcon
@@ -18,7 +17,7 @@ from selfcon.data.policies import Policy
 from selfcon.errors import SelfconWarning, UsageError
 from selfcon.workflows.pipeline import make_probing
 from selfcon.workflows.task import prepare
-from tests.workflows.conftest import write_stripes
+from tests.workflows.conftest import write_noise, write_stripes
 
 SMALL: dict[str, Any] = {"width": 0.125, "epochs": 2, "batch_size": 32, "probe.epochs": 3, "device": "cpu"}
 
@@ -82,12 +81,7 @@ def test_fine_tuning_on_its_own_folder_is_tested_on_what_it_never_saw(
 ) -> None:
     monkeypatch.setattr("selfcon.workflows.transfer._RATES", (0.01,))
     monkeypatch.setattr("selfcon.workflows.transfer._DECAYS", (1e-4,))
-    rng = np.random.default_rng(0)
-    for name in ("one", "two"):
-        (tmp_path / "all" / name).mkdir(parents=True)
-        for number in range(30):
-            pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "all" / name / f"{number}.png")
+    write_noise(tmp_path / "all")
     small: Any = {"width": 0.125, "epochs": 1, "batch_size": 16, "image_size": 16, "device": "cpu", "probe.epochs": 1}
     selfcon.fit(data=str(tmp_path / "all"), out=tmp_path / "run", seed=1, **small)
     found = selfcon.transfer.classify(
