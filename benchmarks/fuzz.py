@@ -129,7 +129,7 @@ def make_readers(place: Path) -> dict[str, Reader]:
     source = selfcon.data.load(npz)
     packed = selfcon.data.pack(source, place / "data.pack")
     tars = selfcon.data.write_shards(source, place / "tars", 10)
-    state = save(place / "checkpoints", "step-1", Checkpoint({"x": torch.arange(6.0)}, {"epoch": 1}))
+    state = save(place / "checkpoints", "step-000000001", Checkpoint({"x": torch.arange(6.0)}, {"epoch": 1}))
     model = place / "model"
     model.mkdir()
     net = create_model("resnet18", exits=[], stem="small", width=0.125, projection_dim=None, num_classes=3)
@@ -148,14 +148,17 @@ def make_readers(place: Path) -> dict[str, Reader]:
     def reader(read: Callable[[], object], file: Path) -> Reader:
         return Reader(read, file, [file.read_bytes()])
 
+    def read_checkpoint() -> None:
+        assert load_newest(state.parent) is not None, "it is not seen at all"
+
     return {
         "npz": reader(lambda: train_of(npz), npz),
         "image": Reader(lambda: decode(image, image.read_bytes()), image, pictures),
         "packed": reader(lambda: train_of(packed), packed),
         "tar": reader(lambda: train_of(tars), tars / "train-000000.tar"),
         "tar's facts": reader(lambda: train_of(tars), tars / "dataset.json"),
-        "checkpoint": reader(lambda: load_newest(state.parent), state / "state.safetensors"),
-        "checkpoint's facts": reader(lambda: load_newest(state.parent), state / "state.json"),
+        "checkpoint": reader(read_checkpoint, state / "state.safetensors"),
+        "checkpoint's facts": reader(read_checkpoint, state / "state.json"),
         "model": reader(lambda: load_model(model), model / "model.json"),
     }
 

@@ -40,6 +40,7 @@ class Checkpoint:
 
 def save(folder: Path, name: str, checkpoint: Checkpoint) -> Path:
     """Write a checkpoint of that name, step- and nine digits, and remove all but the newest two."""
+    assert _NAME.fullmatch(name), "others are not found again"
     _refuse_links(folder)
     target, staged = folder / name, folder / f".{name}.part"
     data = save_tensors(_plain(checkpoint.tensors))
