@@ -92,12 +92,14 @@ def draw_together(runs: Sequence[Run]) -> dict[str, str]:
             figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=len(exits), fontsize=9)
 
         pictures["Accuracy by exit"] = _data_uri(draw_png(marks, (6.2, 1.2 + 0.36 * len(done))))
-    if any("knn" in line for run in runs for line in run.metrics):
+    watched = [(run, [line for line in run.metrics if "knn" in line]) for run in runs]
+    if any(len(lines) > 1 for _, lines in watched):  # a point alone is no way
 
         def curves(figure: Figure) -> None:
             axes = figure.add_subplot()
-            for number, run in enumerate(runs):
-                lines = [line for line in run.metrics if "knn" in line]
+            for number, (run, lines) in enumerate(watched):
+                if not lines:
+                    continue
                 axes.plot(
                     [line["seconds"] / 60 for line in lines],
                     [line["knn"] for line in lines],
@@ -106,10 +108,11 @@ def draw_together(runs: Sequence[Run]) -> dict[str, str]:
                     label=plain(run.name),
                 )
             axes.set_xlabel("minutes of training")
-            axes.set_ylabel("kNN accuracy of held-out or training images, %")
+            axes.set_ylabel("kNN accuracy, %")
             axes.legend(fontsize=8)
 
-        pictures["On the way"] = _data_uri(draw_png(curves, (5.2, 3.4)))
+        what = "kNN accuracy on the way, of held-out images or, where there are none, of training images"
+        pictures[what] = _data_uri(draw_png(curves, (5.2, 3.4)))
     return pictures
 
 
