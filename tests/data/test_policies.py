@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 from torchvision import transforms
 
-from selfcon.data.policies import JITTER_ORDERS, POLICIES, RANDAUGMENT_OPERATIONS, Draws, Policy, draw, get_policy
+from selfcon.data.policies import (
+    JITTER_ORDERS,
+    POLICIES,
+    RANDAUGMENT_OPERATIONS,
+    Draws,
+    Policy,
+    draw,
+    get_policy,
+    order_colours,
+)
 from selfcon.errors import UsageError
 
 COUNT = 50_000
@@ -68,6 +77,12 @@ def test_colours(draws: Draws) -> None:
     counts = torch.unique(draws.order, dim=0, return_counts=True)[1]
     assert len(counts) == len(JITTER_ORDERS) == 24
     assert counts.min() > 0.9 * COUNT / 24
+
+
+def test_orders_are_rows_of_the_table() -> None:
+    """The GPU's kernel looks them up there."""
+    index = torch.arange(len(JITTER_ORDERS))
+    assert torch.equal(order_colours(index), torch.tensor(JITTER_ORDERS))
 
 
 def test_gates(draws: Draws) -> None:

@@ -122,11 +122,11 @@ def draw(
     words = draw_words(samples, seed=seed, epoch=epoch, stream=Stream.AUGMENT + view, words=_WORDS)
     uniform = to_uniform(words)
     top, left, crop_height, crop_width = _draw_crop(policy, words, height, width)
-    strengths = torch.tensor([policy.brightness, policy.contrast, policy.saturation], device=words.device)
-    lowest = (1 - strengths).clamp(min=0)
-    factors = lowest + uniform[:, _FACTORS : _FACTORS + 3] * (1 + strengths - lowest)
-    hue = (2 * uniform[:, _FACTORS + 3 : _FACTORS + 4] - 1) * policy.hue
-    orders = torch.tensor(JITTER_ORDERS, device=words.device)
+    factors = [
+        _around_one(uniform[:, _FACTORS + column], strength)
+        for column, strength in enumerate((policy.brightness, policy.contrast, policy.saturation))
+    ]
+    hue = (2 * uniform[:, _FACTORS + 3] - 1) * policy.hue
     return Draws(
         top=top,
         left=left,
@@ -134,12 +134,27 @@ def draw(
         width=crop_width,
         flip=uniform[:, _FLIP] < policy.flip_probability,
         jitter=uniform[:, _JITTER] < policy.jitter_probability,
-        order=orders[to_integer(words[:, _ORDER], len(JITTER_ORDERS))],
-        factors=torch.cat([factors, hue], dim=1),
+        order=order_colours(to_integer(words[:, _ORDER], len(JITTER_ORDERS))),
+        factors=torch.stack([*factors, hue], dim=1),
         grey=uniform[:, _GREY] < policy.grey_probability,
         operations=to_integer(words[:, _OPERATIONS : _OPERATIONS + 2], len(RANDAUGMENT_OPERATIONS)),
         negative=(words[:, _OPERATIONS : _OPERATIONS + 2] & 1).bool(),
     )
+
+
+def _around_one(uniform: Tensor, strength: float) -> Tensor:
+    around = torch.full_like(uniform, strength)
+    lowest = (1 - around).clamp(min=0)
+    return lowest + uniform * (1 + around - lowest)
+
+
+def order_colours(index: Tensor) -> Tensor:
+    """Rows [B, 4] of JITTER_ORDERS, worked out: a table would have to come from the host, which would wait for it."""
+    order = [index // 6, index // 2 % 3, index % 2, torch.zeros_like(index)]  # how many of the numbers left are smaller
+    for place in (2, 1, 0):
+        for later in range(place + 1, 4):
+            order[later] = order[later] + (order[later] >= order[place])
+    return torch.stack(order, dim=1)
 
 
 def _draw_crop(
