@@ -129,6 +129,17 @@ def test_recipes_hold_the_papers_settings(tmp_path: Path) -> None:
         load_recipe("cifar100-resnet-18-selfcon")
 
 
+def test_another_network_than_the_recipes(tmp_path: Path) -> None:
+    wide = collect_settings("cifar100-wrn16_8-selfcon", {})
+    assert collect_settings("cifar100-resnet18-selfcon", {"model": "wrn16_8"}) == wide
+    (tmp_path / "mine.yaml").write_text("recipe: cifar100-resnet18-selfcon\nmodel: wrn16_8\n")
+    assert collect_settings(str(tmp_path / "mine.yaml"), {}) == wide
+    foreign = collect_settings("cifar100-resnet18-selfcon", {"model": "convnext_atto", "model_options.drop_rate": 0.1})
+    assert (foreign.model_options, foreign.epochs) == ({"drop_rate": 0.1}, 1000)
+    best = collect_settings("cifar100-resnet18-best", {"model": "resnet50"})
+    assert (best.model_options, best.exits) == ({"zero_init_last": False}, "1:same,2:same,3:same")
+
+
 def test_without_data_the_digits_are_taken() -> None:
     assert collect_settings(None, {}).width == 0.25
     assert collect_settings(None, {"data": "x.npz"}).width == 1.0

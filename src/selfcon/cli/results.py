@@ -38,6 +38,8 @@ def accuracy_lines(accuracy: dict[str, dict[str, float]]) -> list[str]:
     shown = [key for key in columns if any(key in values for values in accuracy.values())]
     lines = ["accuracy, %".ljust(14) + "".join(f"{columns[key]:>17s}" for key in shown)]
     for name, values in accuracy.items():
+        if name == "ensemble" and len(accuracy) == 2:
+            continue  # of one exit, it is that exit
         lines.append(f"  {name:12s}" + "".join(f"{values[key]:17.1f}" if key in values else " " * 17 for key in shown))
     return lines
 

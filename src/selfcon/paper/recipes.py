@@ -58,7 +58,7 @@ def load_recipe(name: str, above: tuple[str, ...] = ()) -> Recipe:
         tree = read_yaml(Path(name))
         base = tree.pop("recipe", None)
         below = load_recipe(str(base), (*above, name)).settings if base is not None else {}
-        return Recipe(name, {**below, **flatten(tree)})
+        return Recipe(name, {**exchange_network(below, str(tree.get("model", below.get("model")))), **flatten(tree)})
     if name not in list_recipes():
         raise unknown_name("recipe", name, list_recipes())
     book = _book()
@@ -104,6 +104,23 @@ def _compose(name: str, data: str, network: str, method: str) -> Recipe:
         expected="not reported in the paper" if accuracy is None else f"{accuracy} % (backbone)",
         cost=f"{settings['epochs']} epochs of {book['data'][data]['images']:,} images",
     )
+
+
+def exchange_network(settings: Mapping[str, Any], network: str) -> dict[str, Any]:
+    """A recipe's settings for another network: what belongs to its own gives way to what the paper has for the other.
+
+    What a recipe changed for itself stays, but for options that only its own network may know.
+    """
+    networks = _book()["networks"]
+    if network == settings.get("model"):
+        return dict(settings)
+    before, after = (flatten(networks.get(name, {})) for name in (settings.get("model"), network))
+    kept = {
+        name: value
+        for name, value in settings.items()
+        if not name.startswith("model_options.") and not (name in before and before[name] == value)
+    }
+    return {**kept, **{name: value for name, value in after.items() if name not in kept}}
 
 
 def count_images(name: str) -> int:

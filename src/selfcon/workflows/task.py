@@ -32,7 +32,7 @@ from selfcon.networks.options import bounded, check_options
 from selfcon.networks.registry import create_model
 from selfcon.networks.sync_norm import synchronise
 from selfcon.networks.weights import find_timm_weights, hash_file, load_encoder, load_subnetworks, read_weights
-from selfcon.paper.recipes import load_recipe
+from selfcon.paper.recipes import exchange_network, load_recipe
 from selfcon.progress import say
 from selfcon.training.cached import cut_pieces
 from selfcon.training.distributed import ALONE, World, own_device
@@ -47,13 +47,16 @@ _LARGEST_KEPT = 96  # pixels: above, crops are taken from the images as they are
 def collect_settings(recipe: str | None, given: Mapping[str, Any], wrong: Sequence[str] = ()) -> Settings:
     """Settings from a recipe and what was given over it; for the digits, their recipe is the ground.
 
-    A recipe's learning rate is for its own batch: another batch size scales it, unless a rate is given too. `wrong` is
-    what the caller has to complain about, told together with what is found here.
+    A recipe's learning rate is for its own batch: another batch size scales it, unless a rate is given too. Another
+    network does not take over what the recipe has for its own. `wrong` is what the caller has to complain about, told
+    together with what is found here.
     """
     if recipe is None and given.get("data", DEFAULT_RECIPE) == DEFAULT_RECIPE:
         recipe = DEFAULT_RECIPE
     ground = dict(load_recipe(recipe).settings) if recipe is not None else {}
-    if recipe == DEFAULT_RECIPE and str(given.get("model", ground["model"])).partition(".")[0] not in NAMED:
+    model = str(given.get("model", ground.get("model")))
+    ground = exchange_network(ground, model)
+    if recipe == DEFAULT_RECIPE and model.partition(".")[0] not in NAMED:
         ground.pop("width", None)  # which only those have
     wrong = [*wrong, *(f"In {recipe}: {sentence}" for sentence in _try(lambda: make_settings(ground))[1])]
     if not wrong:
