@@ -76,7 +76,7 @@ def test_randaugment_without_asking_who_drew_what(shape: tuple[int, int], magnit
     images[::5] = images[::5] // 9 + 70  # of little contrast
     images[::50] = 130  # and of none
     draws = draw(policy, torch.arange(count), height=shape[0], width=shape[1], seed=3, epoch=5)
-    masked, asked = apply_masked(images, draws, magnitude), apply_randaugment(images, draws, magnitude)
+    masked, asked = apply_masked(images, draws.choices, magnitude), apply_randaugment(images, draws.choices, magnitude)
     assert masked.dtype == torch.uint8
     assert torch.equal(masked, asked)
     assert not torch.equal(masked, images)

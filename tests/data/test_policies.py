@@ -92,9 +92,9 @@ def test_gates(draws: Draws) -> None:
 
 def test_randaugment(draws: Draws) -> None:
     theirs = torch.randint(len(RANDAUGMENT_OPERATIONS), (COUNT,))
-    for step in range(2):
-        agree(draws.operations[:, step], theirs)
-        assert abs(float(draws.negative[:, step].float().mean()) - 0.5) < 5 * math.sqrt(0.25 / COUNT)
+    for choice in draws.choices.unbind(1):
+        agree(choice // 2, theirs)
+        assert abs(float((choice % 2).float().mean()) - 0.5) < 5 * math.sqrt(0.25 / COUNT)
     space = transforms.RandAugment()._augmentation_space(31, (32, 32))
     assert tuple(space) == RANDAUGMENT_OPERATIONS
 

@@ -16,7 +16,6 @@ from selfcon.data.views import Look, make_views
 from selfcon.errors import UsageError
 
 SHAPES = [(32, 32, 32), (64, 48, 32), (20, 20, 24), (33, 40, 17), (12, 80, 16)]
-KERNEL_POLICIES = [name for name, policy in POLICIES.items() if not policy.randaugment]
 
 
 def some_images(height: int, width: int) -> Tensor:
@@ -38,7 +37,9 @@ def compare(implementation: str, device: str, *, count: int, tolerance: float) -
     rows = torch.arange(count, device=device).flip(0)
     for height, width, size in SHAPES:
         images = some_images(height, width).to(device)
-        for policy in KERNEL_POLICIES:
+        for policy in POLICIES:
+            if POLICIES[policy].randaugment and size != 16:
+                continue  # the kernel does the same after it as without it
             look = some_look(policy, size, device)
             ours = make_views(images, rows, 1000 + rows, look, implementation)
             expected = make_views(images, rows, 1000 + rows, look, "plain")

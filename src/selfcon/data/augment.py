@@ -21,14 +21,19 @@ def augment(images: Tensor, policy: Policy, draws: Draws, size: int) -> Tensor:
     """Stored images [B, 3, H, W], uint8, augmented as drawn: float32 [B, 3, S, S] in [0, 1], not yet normalised."""
     with torch.autocast(images.device.type, enabled=False):
         if policy.randaugment:
-            apply = apply_randaugment if images.device.type == "cpu" else apply_masked
-            images = apply(images, draws, policy.magnitude)
+            images = randaugment(images, draws.choices, policy.magnitude)
         pixels = images.to(torch.float32) / 255
         if policy.crop_and_flip:
             pixels = crop_and_flip(pixels, draws, size)
         elif pixels.shape[2:] != (size, size):
             pixels = tvf.resize(pixels, [size, size], antialias=True)
         return augment_colours(pixels, policy, draws)
+
+
+def randaugment(images: Tensor, choices: Tensor, magnitude: int) -> Tensor:
+    """RandAugment's part of a policy, by the form that suits the device."""
+    apply = apply_randaugment if images.device.type == "cpu" else apply_masked
+    return apply(images, choices, magnitude)
 
 
 def augment_colours(pixels: Tensor, policy: Policy, draws: Draws) -> Tensor:

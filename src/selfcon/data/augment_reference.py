@@ -41,11 +41,12 @@ def _augment_one(image: Tensor, policy: Policy, draws: Draws, row: int, size: in
 def _randaugment(image: Tensor, draws: Draws, row: int, magnitude: int) -> Tensor:
     theirs = RandAugment(num_ops=2, magnitude=magnitude)
     space = theirs._augmentation_space(theirs.num_magnitude_bins, tuple(image.shape[1:]))
-    for step in range(draws.operations.shape[1]):
-        name = RANDAUGMENT_OPERATIONS[int(draws.operations[row, step])]
+    for choice in draws.choices[row].tolist():
+        operation, negative = divmod(choice, 2)
+        name = RANDAUGMENT_OPERATIONS[operation]
         magnitudes, signed = space[name]
         strength = float(magnitudes[magnitude]) if magnitudes.ndim > 0 else 0.0
-        if signed and draws.negative[row, step]:
+        if signed and negative:
             strength = -strength
         image = _apply_op(image, name, strength, interpolation=InterpolationMode.NEAREST, fill=None)
     return image

@@ -1,7 +1,7 @@
 """The augmentation as one GPU kernel: a program makes one view of one sample, from its draws to normalised pixels.
 
-It draws for itself, from the same words as `policies.draw`, and gives what `augment` and `normalise` give. RandAugment
-is not in it. N stored images, B samples, V views, S output side.
+It draws for itself, from the same words as `policies.draw`, and gives what `augment` and `normalise` give, but for
+RandAugment. N stored images, B samples, V views, S output side.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ LARGEST_SIDE = 128
 """A program holds a whole image in registers."""
 
 
-def augment_views(stored: Tensor, rows: Tensor, samples: Tensor, look: Look) -> Tensor:
-    """Views [V·B, 3, S, S], channels last: see `views.make_views`."""
+def augment_views(stored: Tensor, rows: Tensor, samples: Tensor, look: Look, first: int = 0) -> Tensor:
+    """Views [V·B, 3, S, S], channels last, from the view `first` on: see `views.make_views`."""
     height, width = stored.shape[2:]
     policy, size = look.policy, look.size
     out = torch.empty((look.views * len(rows), 3, size, size), device=stored.device, memory_format=torch.channels_last)
@@ -45,7 +45,7 @@ def augment_views(stored: Tensor, rows: Tensor, samples: Tensor, look: Look) -> 
         BLOCK=block,
         TAPS_Y=math.ceil(2 * max(height / size, 1)),
         TAPS_X=math.ceil(2 * max(width / size, 1)),
-        STREAM=int(Stream.AUGMENT),
+        STREAM=int(Stream.AUGMENT) + first,
         CROP=policy.crop_and_flip,
         COLOUR=policy.colour,
         LEAST_AREA=height * width * policy.scale[0],

@@ -64,7 +64,7 @@ JITTER_ORDERS = tuple(itertools.permutations(range(4)))
 
 _TRIES = 10
 # Which word of a sample's stream is for what; a GPU kernel that draws for itself must use the same.
-_TOP, _LEFT, _FLIP, _JITTER, _ORDER, _FACTORS, _GREY, _OPERATIONS = 20, 21, 22, 23, 24, 25, 29, 30
+_TOP, _LEFT, _FLIP, _JITTER, _ORDER, _FACTORS, _GREY, _CHOICES = 20, 21, 22, 23, 24, 25, 29, 30
 _WORDS = 32
 
 
@@ -88,8 +88,7 @@ class Draws:
     order: Tensor  # [B, 4] int64, in which order
     factors: Tensor  # [B, 4] float32: brightness, contrast, saturation, hue
     grey: Tensor  # [B] bool
-    operations: Tensor  # [B, 2] int64, of RANDAUGMENT_OPERATIONS
-    negative: Tensor  # [B, 2] bool, whether a signed operation is turned around
+    choices: Tensor  # [B, 2] int64, of RandAugment: 2 · operation, and 1 more if a signed one is turned around
 
     def to(self, device: torch.device) -> Draws:
         """The same on a device."""
@@ -137,9 +136,18 @@ def draw(
         order=order_colours(to_integer(words[:, _ORDER], len(JITTER_ORDERS))),
         factors=torch.stack([*factors, hue], dim=1),
         grey=uniform[:, _GREY] < policy.grey_probability,
-        operations=to_integer(words[:, _OPERATIONS : _OPERATIONS + 2], len(RANDAUGMENT_OPERATIONS)),
-        negative=(words[:, _OPERATIONS : _OPERATIONS + 2] & 1).bool(),
+        choices=_choose_operations(words),
     )
+
+
+def draw_choices(samples: Tensor, *, seed: int, epoch: int, view: int = 0) -> Tensor:
+    """Of what `draw` gives, the choices alone."""
+    return _choose_operations(draw_words(samples, seed=seed, epoch=epoch, stream=Stream.AUGMENT + view, words=_WORDS))
+
+
+def _choose_operations(words: Tensor) -> Tensor:
+    ours = words[:, _CHOICES : _CHOICES + 2]
+    return 2 * to_integer(ours, len(RANDAUGMENT_OPERATIONS)) + (ours & 1)
 
 
 def _around_one(uniform: Tensor, strength: float) -> Tensor:

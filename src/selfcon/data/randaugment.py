@@ -11,14 +11,13 @@ import torchvision.transforms.functional as tvf
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 
-from selfcon.data.policies import RANDAUGMENT_OPERATIONS, Draws
+from selfcon.data.policies import RANDAUGMENT_OPERATIONS
 
 
-def apply_randaugment(images: Tensor, draws: Draws, magnitude: int) -> Tensor:
-    """Two operations on each image [B, 3, H, W], uint8, at a magnitude of 0 to 30."""
+def apply_randaugment(images: Tensor, choices: Tensor, magnitude: int) -> Tensor:
+    """Two operations on each image [B, 3, H, W], uint8, at a magnitude of 0 to 30; choices [B, 2] as drawn."""
     images = images.clone()
-    for step in range(draws.operations.shape[1]):
-        chosen = draws.operations[:, step] * 2 + draws.negative[:, step]
+    for chosen in choices.unbind(1):
         for number, name in enumerate(RANDAUGMENT_OPERATIONS):
             for negative in (0, 1):
                 rows = (chosen == number * 2 + negative).nonzero()[:, 0]

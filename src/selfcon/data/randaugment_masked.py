@@ -15,7 +15,7 @@ import torchvision.transforms.functional as tvf
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from selfcon.data.policies import RANDAUGMENT_OPERATIONS, Draws
+from selfcon.data.policies import RANDAUGMENT_OPERATIONS
 from selfcon.data.randaugment import OPERATIONS, Strength
 
 _MOVES = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
@@ -23,11 +23,11 @@ _BLENDS = ("Brightness", "Color", "Contrast", "Sharpness")
 _UNSIGNED = ("Posterize", "Solarize", "AutoContrast", "Equalize")
 
 
-def apply_masked(images: Tensor, draws: Draws, magnitude: int) -> Tensor:
+def apply_masked(images: Tensor, choices: Tensor, magnitude: int) -> Tensor:
     """As `randaugment.apply_randaugment`."""
     tables = _make_tables(magnitude, images.shape[2], images.shape[3], images.device)
-    for operation, negative in zip(draws.operations.unbind(1), draws.negative.unbind(1), strict=True):
-        images = _apply(images, operation, 2 * operation + negative, tables, magnitude)
+    for choice in choices.unbind(1):
+        images = _apply(images, choice, tables, magnitude)
     return images
 
 
@@ -54,7 +54,9 @@ def _make_tables(magnitude: int, height: int, width: int, device: torch.device) 
     return _Tables(torch.cat(sources).flatten(1).long().to(device), torch.tensor(factors, device=device))
 
 
-def _apply(images: Tensor, operation: Tensor, choice: Tensor, tables: _Tables, magnitude: int) -> Tensor:
+def _apply(images: Tensor, choice: Tensor, tables: _Tables, magnitude: int) -> Tensor:
+    operation = choice // 2
+
     def where(name: str, result: Tensor, otherwise: Tensor) -> Tensor:
         chosen = operation == RANDAUGMENT_OPERATIONS.index(name)
         return torch.where(chosen[:, None, None, None], result, otherwise)

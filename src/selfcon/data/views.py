@@ -6,15 +6,15 @@ B samples, V views, S output side; H x W stored images.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
-from selfcon.data.augment import augment, normalise
-from selfcon.data.policies import Policy, draw
+from selfcon.data.augment import augment, normalise, randaugment
+from selfcon.data.policies import Policy, draw, draw_choices
 from selfcon.errors import UsageError, unknown_name
 
 IMPLEMENTATIONS = ("plain", "compiled", "triton")
@@ -42,9 +42,7 @@ def make_views(stored: Tensor, rows: Tensor, samples: Tensor, look: Look, implem
         raise UsageError(f"A sample has at least one view, not {look.views}.")
     chosen = _choose(stored.device, look) if implementation == "auto" else implementation
     if chosen == "triton":
-        from selfcon.data.augment_triton import augment_views
-
-        return augment_views(stored, rows, samples, look)
+        return _by_kernel(stored, rows, samples, look)
     if chosen == "compiled":
         return _compiled()(stored, rows, samples, look)
     if chosen == "plain":
@@ -53,12 +51,28 @@ def make_views(stored: Tensor, rows: Tensor, samples: Tensor, look: Look, implem
 
 
 def _choose(device: torch.device, look: Look) -> str:
-    """The kernel where it can be used; RandAugment looks at each draw from the host, and gains nothing by compiling."""
-    if device.type != "cuda" or look.policy.randaugment or find_spec("triton") is None:
+    """The kernel where it can be used; RandAugment's tables are made on the host, which cannot be compiled."""
+    if device.type != "cuda" or find_spec("triton") is None:
         return "plain"
     from selfcon.data.augment_triton import LARGEST_SIDE
 
-    return "triton" if look.size <= LARGEST_SIDE else "compiled"
+    if look.size <= LARGEST_SIDE:
+        return "triton"
+    return "plain" if look.policy.randaugment else "compiled"
+
+
+def _by_kernel(stored: Tensor, rows: Tensor, samples: Tensor, look: Look) -> Tensor:
+    """RandAugment comes first in a policy, and is not in the kernel, which then gets other images for each view."""
+    from selfcon.data.augment_triton import augment_views
+
+    if not look.policy.randaugment:
+        return augment_views(stored, rows, samples, look)
+    images, seen, rest = stored[rows], [], replace(look, views=1)
+    for view in range(look.views):
+        choices = draw_choices(samples, seed=look.seed, epoch=look.epoch, view=view)
+        changed = randaugment(images, choices, look.policy.magnitude)
+        seen.append(augment_views(changed, torch.arange(len(rows), device=rows.device), samples, rest, first=view))
+    return torch.cat(seen)
 
 
 def _plain(stored: Tensor, rows: Tensor, samples: Tensor, look: Look) -> Tensor:
