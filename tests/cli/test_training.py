@@ -16,6 +16,7 @@ from selfcon.cli.main import main
 from selfcon.cli.meanings import MEANINGS
 from selfcon.cli.settings import parse_value
 from selfcon.config import NAMES, choices_of_settings
+from selfcon.losses.methods import list_methods
 from tests.cli.calling import call, run
 from tests.workflows.conftest import write_stripes
 
@@ -111,6 +112,7 @@ RECIPE = "cifar100-resnet18-selfcon"
 
 def test_every_setting_has_a_meaning() -> None:
     assert set(MEANINGS) == {*NAMES} - {"model_options"}
+    assert MEANINGS["method"].split(", ") == list_methods()
     assert choices_of_settings()["stem"] == ("small", "small-pool", "large")
 
 

@@ -43,7 +43,8 @@ MEANINGS = {
     "norm": "which normalisation",
     "projection_dim": "features that are contrasted",
     "weights": "weights to begin with: a file, or timm",
-    "method": "selfcon, supcon, ce, ...",
+    "method": "ce, ce-sub, sd, selfcon, selfcon-1stage, selfcon-m, selfcon-m-star, selfcon-mu, selfcon-mu-star, "
+    "selfcon-star, selfcon-su, selfcon-su-star, simclr, supcon, supcon-s",
     "epochs": "times through the training images",
     "batch_size": "images in a step",
     "micro_batch": "of them, how many are in the network at a time",
