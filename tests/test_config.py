@@ -134,6 +134,10 @@ def test_another_network_than_the_recipes(tmp_path: Path) -> None:
     assert collect_settings("cifar100-resnet18-selfcon", {"model": "wrn16_8"}) == wide
     (tmp_path / "mine.yaml").write_text("recipe: cifar100-resnet18-selfcon\nmodel: wrn16_8\n")
     assert collect_settings(str(tmp_path / "mine.yaml"), {}) == wide
+    (tmp_path / "any.yaml").write_text("data: x.npz\nmodel_options: {drop_rate: 0.1}\n")  # of whichever network
+    for model in ("resnet18", "convnext_atto"):
+        assert collect_settings(str(tmp_path / "any.yaml"), {"model": model}).model_options == {"drop_rate": 0.1}
+    assert collect_settings(str(tmp_path / "any.yaml"), {}).model_options == {"drop_rate": 0.1}
     foreign = collect_settings("cifar100-resnet18-selfcon", {"model": "convnext_atto", "model_options.drop_rate": 0.1})
     assert (foreign.model_options, foreign.epochs) == ({"drop_rate": 0.1}, 1000)
     best = collect_settings("cifar100-resnet18-best", {"model": "resnet50"})

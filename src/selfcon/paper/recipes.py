@@ -111,10 +111,11 @@ def exchange_network(settings: Mapping[str, Any], network: str) -> dict[str, Any
 
     What a recipe changed for itself stays, but for options that only its own network may know.
     """
-    networks = _book()["networks"]
-    if network == settings.get("model"):
+    own = settings.get("model", network)
+    if own == network:
         return dict(settings)
-    before, after = (flatten(networks.get(name, {})) for name in (settings.get("model"), network))
+    networks = _book()["networks"]
+    before, after = (flatten(networks.get(name, {})) for name in (own, network))
     kept = {
         name: value
         for name, value in settings.items()
