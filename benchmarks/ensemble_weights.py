@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from selfcon.evaluation.accuracy import ENSEMBLE, predict
+from selfcon.evaluation.accuracy import predict
+from selfcon.evaluation.answers import ENSEMBLE
 from selfcon.workflows.trained import open_run
 
 

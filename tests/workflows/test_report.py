@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import selfcon
+from selfcon.cli.results import accuracy_lines
 from selfcon.errors import DataError, InputMissingError, UsageError
 from selfcon.training.files import write_whole
 from selfcon.workflows.reporting import read_page, write_report
@@ -98,6 +99,17 @@ def test_runs_that_differ_in_their_seed_are_taken_together(runs: Path, tmp_path:
     assert told == "Report: page.html"
     assert "72.0 ± 2.6" in (tmp_path / "page.html").read_text()
     assert "Over seeds" not in write_report([runs / "selfcon", runs / "supcon"], out=tmp_path / "two.html").read_text()
+
+
+def test_of_one_exit_there_is_no_ensemble(runs: Path, tmp_path: Path) -> None:
+    found = [json.loads((runs / name / "results.json").read_text())["accuracy"] for name in ("supcon", "selfcon")]
+    one, two = found
+    assert [line.split()[0] for line in accuracy_lines(one)[1:]] == ["backbone"]
+    assert [line.split()[0] for line in accuracy_lines(two)[1:]] == ["backbone", "exit2", "ensemble"]
+    page = write_report([runs / "supcon"], out=tmp_path / "one.html").read_text()
+    assert "<td>backbone</td>" in page
+    assert "<td>ensemble</td>" not in page
+    assert "<td>ensemble</td>" in write_report([runs / "selfcon"], out=tmp_path / "two.html").read_text()
 
 
 def test_what_differs_has_a_column(runs: Path, tmp_path: Path) -> None:

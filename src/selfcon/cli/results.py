@@ -8,6 +8,7 @@ from typing import Any
 
 from selfcon.cli.parsing import print_json
 from selfcon.errors import printable
+from selfcon.evaluation.answers import distinct
 from selfcon.progress import speaks
 
 
@@ -37,9 +38,7 @@ def accuracy_lines(accuracy: dict[str, dict[str, float]]) -> list[str]:
     columns = {"top1": "top 1", "top5": "top 5", "held_out": "held-out images", "train_top1": "training images"}
     shown = [key for key in columns if any(key in values for values in accuracy.values())]
     lines = ["accuracy, %".ljust(14) + "".join(f"{columns[key]:>17s}" for key in shown)]
-    for name, values in accuracy.items():
-        if name == "ensemble" and len(accuracy) == 2:
-            continue  # of one exit, it is that exit
+    for name, values in distinct(accuracy).items():
         lines.append(f"  {name:12s}" + "".join(f"{values[key]:17.1f}" if key in values else " " * 17 for key in shown))
     return lines
 

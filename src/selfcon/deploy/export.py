@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from selfcon.data.cutting import resize_to
 from selfcon.deploy.trust import Trust
 from selfcon.errors import SelfconError, UsageError
-from selfcon.evaluation.accuracy import ENSEMBLE
+from selfcon.evaluation.answers import ENSEMBLE
 from selfcon.evaluation.early_exit import Rule, name_answers
 from selfcon.networks.exits import BACKBONE
 from selfcon.networks.multi_exit import MultiExitNetwork

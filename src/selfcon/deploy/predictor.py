@@ -21,7 +21,7 @@ from selfcon.deploy.fusion import fuse_normalisation
 from selfcon.deploy.pictures import Eye, Picture, read_picture
 from selfcon.deploy.trust import Trust, read_trust
 from selfcon.errors import BadImageError, UsageError, unknown_name
-from selfcon.evaluation.accuracy import ENSEMBLE
+from selfcon.evaluation.answers import ENSEMBLE
 from selfcon.evaluation.early_exit import Rule, name_answers
 from selfcon.networks.exits import BACKBONE
 from selfcon.networks.multi_exit import MultiExitNetwork

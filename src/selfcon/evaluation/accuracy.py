@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from selfcon.data.parts import current_part, sum_of_all
 from selfcon.data.split import Split
+from selfcon.evaluation.answers import ENSEMBLE
 from selfcon.losses.gather import join_rows
 from selfcon.networks.multi_exit import MultiExitNetwork
-
-ENSEMBLE = "ensemble"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from selfcon.errors import UsageError, unknown_name
-from selfcon.evaluation.accuracy import ENSEMBLE
+from selfcon.evaluation.answers import ENSEMBLE
 
 _COMBINATIONS = 3000
 NEVER = 2.0  # as sure as nobody can be; JSON knows no infinity

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selfcon.evaluation.accuracy import ENSEMBLE, Predictions
+from selfcon.evaluation.accuracy import Predictions
+from selfcon.evaluation.answers import ENSEMBLE
 from selfcon.report.plots import draw_map, spread, thumbnail
 
 _MOST_MAPPED, _MOST_CONFUSED, _MOST_WRONG = 1000, 10, 24

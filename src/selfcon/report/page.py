@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from selfcon.config import make_settings
+from selfcon.evaluation.answers import distinct
 from selfcon.report.plots import draw_curves, draw_together, sort_answers
 from selfcon.report.seeds import group_by_seed
 
@@ -84,6 +85,7 @@ def render(pages: Sequence[RunPage], *, refresh: int | None = None) -> str:
         lstrip_blocks=True,
     )
     environment.filters["number"] = _number
+    environment.filters["distinct"] = distinct
     environment.filters["breakable"] = _breakable
     script = (files("selfcon.report") / "templates" / "report.js").read_text(encoding="utf-8")
     return environment.get_template("report.html").render(
@@ -100,7 +102,7 @@ def render(pages: Sequence[RunPage], *, refresh: int | None = None) -> str:
 
 def _columns(pages: Sequence[RunPage]) -> Table:
     """The table of many runs, a line each."""
-    exits = sort_answers(name for page in pages if page.result for name in page.result.get("accuracy", {}))
+    exits = sort_answers(name for page in pages if page.result for name in distinct(page.result.get("accuracy", {})))
     papers = [name for name in exits if any(name in page.paper for page in pages)]
     differing = _differing(pages)
     header = ["run", "method", *exits, *(f"paper, {name}" for name in papers), *differing]
@@ -108,7 +110,7 @@ def _columns(pages: Sequence[RunPage]) -> Table:
     rows: list[Sequence[str | float | None]] = []
     for page in pages:
         asked, result = page.settings, page.result or {}
-        accuracy = result.get("accuracy", {})
+        accuracy = distinct(result.get("accuracy", {}))
         rows.append(
             [
                 page.name,

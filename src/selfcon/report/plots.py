@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from selfcon.errors import UsageError
+from selfcon.evaluation.answers import distinct
 from selfcon.report.canvas import GREY, MARKS, colour_of_exit, colour_of_method, draw_png, plain
 
 _NAMED, _LISTED = 10, 20  # classes
@@ -63,7 +64,7 @@ def sort_answers(names: Iterable[str]) -> list[str]:
 
 def draw_together(runs: Sequence[Run]) -> dict[str, str]:
     """Several runs side by side: pictures by what they show."""
-    done = [(run, run.result["accuracy"]) for run in runs if run.result and "accuracy" in run.result]
+    done = [(run, distinct(run.result["accuracy"])) for run in runs if run.result and "accuracy" in run.result]
     pictures = {}
     if done:
         exits = sort_answers(name for _, accuracy in done for name in accuracy)
@@ -71,11 +72,7 @@ def draw_together(runs: Sequence[Run]) -> dict[str, str]:
         def marks(figure: Figure) -> None:  # no bars: their axis would have to begin at 0, where little could be seen
             axes = figure.add_subplot()
             for number, name in enumerate(exits):
-                rows = [
-                    (row, accuracy[name]["top1"])
-                    for row, (_, accuracy) in enumerate(done)
-                    if name in accuracy and (name != "ensemble" or len(accuracy) > 2)  # of one exit, it is that exit
-                ]
+                rows = [(row, accuracy[name]["top1"]) for row, (_, accuracy) in enumerate(done) if name in accuracy]
                 look: dict[str, Any] = {
                     "color": colour_of_exit(name),
                     "marker": MARKS[number % len(MARKS)],

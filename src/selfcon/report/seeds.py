@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-_NO_MATTER = ("seed", "data_root", "keep_epochs")
+from selfcon.config import make_settings
+from selfcon.evaluation.answers import distinct
+from selfcon.paper.exhibits import identify
 
 
 class Run(Protocol):
@@ -43,17 +44,13 @@ def group_by_seed(runs: Iterable[Run]) -> list[Group]:
     groups: dict[str, dict[int, Run]] = {}
     for run in runs:
         if run.result and run.result.get("accuracy"):
-            rest = {name: value for name, value in run.settings.items() if _matters(name)}
-            groups.setdefault(json.dumps(rest, sort_keys=True, default=str), {})[int(run.settings["seed"])] = run
+            asked = make_settings(run.settings)
+            groups.setdefault(identify(asked, asked.data), {})[asked.seed] = run
     found = []
     for members in groups.values():
         accuracies: dict[str, list[float]] = {}
         for run in members.values():
-            for answer, values in (run.result or {})["accuracy"].items():
+            for answer, values in distinct((run.result or {})["accuracy"]).items():
                 accuracies.setdefault(answer, []).append(float(values["top1"]))
         found.append(Group(next(iter(members.values())).settings, accuracies, len(members)))
     return found
-
-
-def _matters(name: str) -> bool:
-    return name not in _NO_MATTER and not name.startswith("watch.")

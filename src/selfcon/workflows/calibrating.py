@@ -23,7 +23,8 @@ from selfcon.data.split import Split
 from selfcon.data.splits import hold_out
 from selfcon.deploy.trust import FORMAT
 from selfcon.errors import DataError, StorageError, UsageError, unknown_name
-from selfcon.evaluation.accuracy import ENSEMBLE, Predictions, predict
+from selfcon.evaluation.accuracy import Predictions, predict
+from selfcon.evaluation.answers import ENSEMBLE
 from selfcon.evaluation.calibration import (
     calibration_error,
     choose_silence,

@@ -11,7 +11,7 @@ from selfcon.data.policies import Policy
 from selfcon.data.split import Split
 from selfcon.deploy.predictor import Predictor
 from selfcon.deploy.trust import Trust
-from selfcon.evaluation.accuracy import ENSEMBLE
+from selfcon.evaluation.answers import ENSEMBLE
 from selfcon.evaluation.early_exit import Rule
 from selfcon.report.plots import spread
 from selfcon.workflows.trained import TrainedRun, open_run

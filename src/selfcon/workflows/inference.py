@@ -19,7 +19,7 @@ from selfcon.data.images import SUFFIXES
 from selfcon.deploy import predictor as predictors
 from selfcon.deploy.predictor import Prediction, Predictor
 from selfcon.errors import BadImageError, DataError, InputMissingError, StorageError, UsageError
-from selfcon.evaluation.accuracy import ENSEMBLE
+from selfcon.evaluation.answers import ENSEMBLE
 from selfcon.progress import say, track
 from selfcon.workflows.task import choose_device
 
