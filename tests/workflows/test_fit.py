@@ -414,6 +414,16 @@ def test_wrong_settings_before_any_work(stripes: Path, tmp_path: Path) -> None:
     assert [leave.name for leave in parse_exits("1:fc, 3:same")] == ["exit1", "exit3"]
 
 
+def test_what_was_refused_leaves_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "runs" / "other").mkdir(parents=True)
+    for out in ("new/deep/run", "mine", "runs/run"):
+        with pytest.raises(InputMissingError, match="no file or folder"):
+            selfcon.fit(data=str(tmp_path / "nothing.npz"), out=tmp_path / out, **SMALL)
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+    assert left == ["mine", "runs", "runs/other"]
+
+
 def test_tensorboard(stripes: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra [log] is not installed")
     selfcon.fit(data=str(stripes), out=tmp_path / "run", log=["tensorboard"], **SMALL)

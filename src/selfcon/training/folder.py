@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -41,9 +42,10 @@ _REFUSED = (UsageError, DataError, InputMissingError, UnsafeError)
 class RunFolder:
     """A folder held by this process while it is open; leaving the `with` block lets go of it."""
 
-    def __init__(self, path: Path, lock: IO[bytes] | None) -> None:
+    def __init__(self, path: Path, lock: IO[bytes] | None, made: Sequence[Path] = ()) -> None:
         self.path = path
         self._lock = lock
+        self._made = made  # what was not there before, the innermost first
 
     @property
     def follows(self) -> bool:
@@ -59,9 +61,10 @@ class RunFolder:
     def open(cls, path: str | Path, settings: Section, *, verb: str, overwrite: bool = False) -> Self:
         """The folder of a run with these settings, new or to be gone on with; others in it are refused."""
         path = Path(path)
+        made = [place for place in (path, *path.parents) if not place.exists()]
         lock = _hold(path)
         try:
-            run = cls(path, lock)
+            run = cls(path, lock, made)
             asked = path / "config.yaml"
             _remove_leftovers(path)
             _check_is_run(path)
@@ -96,8 +99,9 @@ class RunFolder:
         if self._lock is not None and isinstance(error, _REFUSED) and _never_began(self.path):
             self._clear()  # what was refused is no run: nothing is left of it
             (self.path / ".lock").unlink(missing_ok=True)
-            with suppress(OSError):
-                self.path.rmdir()
+            with suppress(OSError):  # somebody else's is in there
+                for place in self._made:
+                    place.rmdir()
         self.close()
 
     def close(self) -> None:
