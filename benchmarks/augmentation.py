@@ -15,7 +15,8 @@ from PIL import Image
 from torchvision import transforms
 
 from selfcon.data.augment import augment, normalise
-from selfcon.data.policies import POLICIES, draw
+from selfcon.data.draws import draw
+from selfcon.data.policies import POLICIES
 
 COUNT = 1024
 

@@ -9,7 +9,8 @@ from selfcon.config import NAMES, Settings, differences, flatten, make_settings,
 from selfcon.errors import InputMissingError, UsageError
 from selfcon.losses.methods import list_methods
 from selfcon.paper import list_recipes, load_recipe
-from selfcon.workflows.task import check_settings, collect_settings
+from selfcon.workflows.settings import collect_settings
+from selfcon.workflows.task import check_settings
 
 
 def test_layers_and_dotted_names() -> None:

@@ -18,8 +18,9 @@ from torch import Tensor
 import selfcon
 from selfcon.config import Optim, Schedule
 from selfcon.data.augment import augment
+from selfcon.data.draws import draw
 from selfcon.data.mixing import cut_mix
-from selfcon.data.policies import POLICIES, draw
+from selfcon.data.policies import POLICIES
 from selfcon.data.random import permute
 from selfcon.data.resident import make_resident
 from selfcon.data.sources import load

@@ -16,14 +16,29 @@ from PIL import Image
 
 import selfcon
 import selfcon.losses
+from selfcon import workflows
 from tests.cli.calling import call
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("selfcon", "selfcon.analysis", "selfcon.workflows")  # whose modules are public names
 
 
-def test_importing_does_not_import_torch() -> None:
-    code = "import selfcon; selfcon.list_methods(); selfcon.get_method('selfcon').views; dir(selfcon)"
+NAMES = "import selfcon; selfcon.list_methods(); selfcon.get_method('selfcon').views; dir(selfcon)"
+MISTAKES = """
+from selfcon.cli.main import run
+from selfcon.errors import UsageError
+import selfcon.losses.sets
+try:
+    run(['fit', '--epochz', '3', '--exits', 'two', '--augment.policy', 'nosuch'])
+except UsageError as error:
+    assert all(word in str(error) for word in ('epochz', 'two', 'nosuch'))
+else:
+    raise SystemExit('not refused')
+"""
+
+
+@pytest.mark.parametrize("code", [NAMES, MISTAKES], ids=["names", "mistakes"])
+def test_what_needs_no_torch_does_not_import_it(code: str) -> None:
     done = subprocess.run([sys.executable, "-X", "importtime", "-c", code], capture_output=True, text=True, check=True)
     imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "selfcon.losses.sets" in imported
@@ -32,7 +47,9 @@ def test_importing_does_not_import_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    "package", [selfcon, selfcon.losses, selfcon.data, selfcon.analysis], ids=lambda package: package.__name__
+    "package",
+    [selfcon, selfcon.losses, selfcon.data, selfcon.networks, selfcon.analysis, workflows],
+    ids=lambda package: package.__name__,
 )
 def test_lazy_names_are_those_that_type_checkers_see(package: object) -> None:
     source = Path(package.__file__).read_text()  # type: ignore[attr-defined]
@@ -47,7 +64,8 @@ def test_lazy_names_are_those_that_type_checkers_see(package: object) -> None:
     assert typed == package._NAMES  # type: ignore[attr-defined]
     assert set(typed) <= set(dir(package))
     for name in typed:
-        assert getattr(package, name).__name__.rpartition(".")[-1] == name
+        public = getattr(package, name)
+        assert isinstance(public, str) or public.__name__.rpartition(".")[-1] == name
 
 
 def test_the_licence_travels_with_the_package() -> None:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from selfcon.data.augment import augment, crop_and_flip
 from selfcon.data.augment_reference import augment_reference
-from selfcon.data.policies import POLICIES, draw
+from selfcon.data.draws import draw
+from selfcon.data.policies import POLICIES
 from selfcon.data.randaugment import apply_randaugment, equalise
 from selfcon.data.randaugment_masked import apply_masked
 from selfcon.data.resident import Resident

@@ -9,16 +9,8 @@ import torch
 from torch import Tensor
 from torchvision import transforms
 
-from selfcon.data.policies import (
-    JITTER_ORDERS,
-    POLICIES,
-    RANDAUGMENT_OPERATIONS,
-    Draws,
-    Policy,
-    draw,
-    get_policy,
-    order_colours,
-)
+from selfcon.data.draws import JITTER_ORDERS, Draws, draw, order_colours
+from selfcon.data.policies import POLICIES, RANDAUGMENT_OPERATIONS, Policy, get_policy
 from selfcon.errors import UsageError
 
 COUNT = 50_000

@@ -22,9 +22,10 @@ from PIL import Image
 import selfcon
 from selfcon.data import cutting, readers, scan
 from selfcon.data.cutting import fit
+from selfcon.data.draws import draw
 from selfcon.data.images import Pixels, read_image
 from selfcon.data.parts import Part
-from selfcon.data.policies import POLICIES, Policy, draw
+from selfcon.data.policies import POLICIES, Policy
 from selfcon.data.resident import make_resident
 from selfcon.data.source import ArrayImages, FileImages
 from selfcon.data.split import Batch

@@ -31,7 +31,7 @@ from selfcon.errors import SelfconError, UnsafeError
 from selfcon.networks.registry import create_model
 from selfcon.networks.weights import read_weights
 from selfcon.training.artifact import load_model
-from selfcon.workflows.task import collect_settings
+from selfcon.workflows.settings import collect_settings
 from tests.workflows.conftest import write_stripes
 
 CANARY = "canary"

@@ -15,8 +15,13 @@ from torch.utils.flop_counter import FlopCounterMode
 import selfcon
 from selfcon import Exit
 from selfcon.errors import UsageError
-from selfcon.networks.backbones import Shape, create_encoder
+from selfcon.networks.backbones import _BUILDERS, Shape, create_encoder
+from selfcon.networks.names import NAMED
 from selfcon.networks.weights import load_encoder
+
+
+def test_every_name_has_its_builder() -> None:
+    assert list(_BUILDERS) == list(NAMED)
 
 
 def millions(net: nn.Module) -> float:

@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 
 import selfcon
 from selfcon.errors import InputMissingError, UsageError
-from selfcon.workflows.task import collect_settings, prepare
+from selfcon.workflows.settings import collect_settings
+from selfcon.workflows.task import prepare
 from selfcon.workflows.trained import open_run
 from tests.cli.calling import call
 from tests.workflows.conftest import write_stripes

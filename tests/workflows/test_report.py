@@ -16,6 +16,7 @@ from selfcon.cli.results import accuracy_lines
 from selfcon.errors import DataError, InputMissingError, UsageError
 from selfcon.training.files import write_whole
 from selfcon.workflows.reporting import read_page, write_report
+from selfcon.workflows.settings import collect_settings
 from tests.cli.calling import call
 from tests.workflows.conftest import write_stripes
 
@@ -125,18 +126,18 @@ def test_what_differs_has_a_column(runs: Path, tmp_path: Path) -> None:
 def test_the_papers_number_stands_beside_ours(runs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs / "selfcon", run)
-    settings = selfcon.workflows.task.collect_settings("cifar100-resnet18-selfcon", {"epochs": 200})
+    settings = collect_settings("cifar100-resnet18-selfcon", {"epochs": 200})
     (run / "config.yaml").write_text(selfcon.config.write_yaml(settings))
     assert read_page(run).paper["backbone"].startswith("75.4")
     assert "1000 epochs" in read_page(run).paper["backbone"]
     assert read_page(runs / "selfcon").paper == {}
-    kept = selfcon.workflows.task.collect_settings("cifar100-resnet18-selfcon", {"epochs": 300, "keep_epochs": [300]})
+    kept = collect_settings("cifar100-resnet18-selfcon", {"epochs": 300, "keep_epochs": [300]})
     (run / "config.yaml").write_text(selfcon.config.write_yaml(kept))
     assert read_page(run).paper["ensemble"].startswith("77.4")
-    ours = selfcon.workflows.task.collect_settings("cifar100-resnet18-best", {})
+    ours = collect_settings("cifar100-resnet18-best", {})
     (run / "config.yaml").write_text(selfcon.config.write_yaml(ours))
     assert read_page(run).paper == {}  # which the paper did not run
-    large = selfcon.workflows.task.collect_settings("imagenet100-resnet18-selfcon", {"epochs": 100})
+    large = collect_settings("imagenet100-resnet18-selfcon", {"epochs": 100})
     (run / "config.yaml").write_text(selfcon.config.write_yaml(large))
     assert "400 epochs" in read_page(run).paper["backbone"]
 

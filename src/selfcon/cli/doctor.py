@@ -21,7 +21,7 @@ def add_arguments(parser: Parser) -> None:
 def run(options: argparse.Namespace, unknown: list[str]) -> int:
     given, wrong = read_settings(options, unknown)
     from selfcon.workflows.doctor import examine
-    from selfcon.workflows.task import collect_settings
+    from selfcon.workflows.settings import collect_settings
 
     collect_settings(options.recipe, given, wrong)
 

@@ -31,14 +31,13 @@ def run_training(options: argparse.Namespace, unknown: list[str], verb: str) -> 
     given, wrong = read_settings(options, unknown)
     from selfcon import workflows
     from selfcon.losses.methods import get_method
-    from selfcon.workflows.task import collect_settings
+    from selfcon.workflows.settings import collect_settings
 
     settings = collect_settings(options.recipe, given, wrong)
     if get_method(settings.method).stages == 1 and (unused := [name for name in given if name.startswith("probe.")]):
         say(f"note: {settings.method} trains in one stage, so --{unused[0]} does nothing")
     out = options.out or default_folder(settings)
-    work = getattr(workflows, verb)
-    result = work(
+    result = getattr(workflows, verb)(
         out=out,
         recipe=options.recipe,
         device=options.device,

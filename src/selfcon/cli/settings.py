@@ -149,7 +149,7 @@ def show_all_settings(recipe: str | None = None) -> None:
 
     chosen, choices = Settings(), choices_of_settings()
     if recipe is not None:
-        from selfcon.workflows.task import collect_settings
+        from selfcon.workflows.settings import collect_settings
 
         chosen = collect_settings(recipe, {})
     for name, value in flatten(chosen.model_dump(mode="json")).items():

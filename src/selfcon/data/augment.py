@@ -9,7 +9,8 @@ import torch
 import torchvision.transforms.functional as tvf
 from torch import Tensor
 
-from selfcon.data.policies import Draws, Policy
+from selfcon.data.draws import Draws
+from selfcon.data.policies import Policy
 from selfcon.data.randaugment import apply_randaugment
 from selfcon.data.randaugment_masked import apply_masked
 

@@ -8,7 +8,8 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.autoaugment import RandAugment, _apply_op
 
-from selfcon.data.policies import RANDAUGMENT_OPERATIONS, Draws, Policy
+from selfcon.data.draws import Draws
+from selfcon.data.policies import RANDAUGMENT_OPERATIONS, Policy
 
 
 def augment_reference(images: Tensor, policy: Policy, draws: Draws, size: int) -> Tensor:

@@ -1,6 +1,6 @@
 """The augmentation as one GPU kernel: a program makes one view of one sample, from its draws to normalised pixels.
 
-It draws for itself, from the same words as `policies.draw`, and gives what `augment` and `normalise` give, but for
+It draws for itself, from the same words as `draws.draw`, and gives what `augment` and `normalise` give, but for
 RandAugment. N stored images, B samples, V views, S output side.
 """
 
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from selfcon.data.policies import JITTER_ORDERS
+from selfcon.data.draws import JITTER_ORDERS
 from selfcon.data.random import Stream
 from selfcon.data.views import Look
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torchvision.transforms import functional as tvf
 
+from selfcon.data.draws import Draws, draw, join_draws
 from selfcon.data.images import Pixels, middle
-from selfcon.data.policies import Draws, Policy, draw, join_draws
+from selfcon.data.policies import Policy
 from selfcon.data.store import Store
 
 _LARGEST_CROP = 3  # times the output side; what is larger is made small before it travels

@@ -25,10 +25,11 @@ from torch import Tensor
 from selfcon.data import scan
 from selfcon.data.augment import augment, augment_colours, normalise
 from selfcon.data.cutting import Cutter, fit
+from selfcon.data.draws import Draws
 from selfcon.data.images import Pixels
 from selfcon.data.orders import draw_order
 from selfcon.data.parts import WHOLE, Part
-from selfcon.data.policies import Draws, Policy
+from selfcon.data.policies import Policy
 from selfcon.data.readers import Processes, Readers, Reading, Threads, share_of
 from selfcon.data.resident import measure_statistics
 from selfcon.data.source import Images

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from selfcon.data.augment import augment, normalise, randaugment
-from selfcon.data.policies import Policy, draw, draw_choices
+from selfcon.data.draws import draw, draw_choices
+from selfcon.data.policies import Policy
 from selfcon.errors import UsageError, unknown_name
 
 IMPLEMENTATIONS = ("plain", "compiled", "triton")

@@ -19,6 +19,7 @@ from timm.models.vgg import VGG
 from torch import nn
 
 from selfcon.errors import SelfconWarning, UsageError, unknown_name
+from selfcon.networks.names import NAMED
 from selfcon.networks.wide_resnet import WideResNet
 
 Stem = Literal["small", "small-pool", "large"]
@@ -65,7 +66,7 @@ def create_encoder(name: str, *, stem: Stem | None, image_size: int | None, shap
         raise UsageError(f"width scales only {', '.join(NAMED)}; {name} has the width it was published with.")
     try:
         if base in NAMED:
-            encoder = NAMED[base](name, shape, options)
+            encoder = _BUILDERS[base](name, shape, options)
         else:
             encoder = timm.create_model(name, num_classes=0, **_image_size_option(name, image_size), **options)
     except TypeError as error:
@@ -169,7 +170,7 @@ def _build_efficientnet(name: str, shape: Shape, options: dict[str, Any]) -> Eff
     )
 
 
-NAMED: dict[str, Callable[[str, Shape, dict[str, Any]], nn.Module]] = {
+_BUILDERS: dict[str, Callable[[str, Shape, dict[str, Any]], nn.Module]] = {
     "resnet18": _build_resnet((2, 2, 2, 2)),
     "resnet34": _build_resnet((3, 4, 6, 3)),
     "resnet50": _build_resnet((3, 4, 6, 3)),

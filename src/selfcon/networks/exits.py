@@ -1,13 +1,13 @@
-"""An exit: where a sub-network leaves the backbone, and what it is made of."""
+"""An exit: where a sub-network leaves the backbone, and what it is made of. Reading one needs no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 from selfcon.errors import UsageError, unknown_name
-from selfcon.networks.subnetworks import Structure
 
+Structure = Literal["fc", "small", "same"]
 BACKBONE = "backbone"
 """The name of exit 0."""
 _LONGEST = 4  # digits of a stage

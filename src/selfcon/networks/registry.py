@@ -9,9 +9,10 @@ import timm as _timm
 from torch import nn
 
 from selfcon.errors import UsageError, unknown_name
-from selfcon.networks.backbones import NAMED, Shape, Stem, create_encoder
+from selfcon.networks.backbones import Shape, Stem, create_encoder
 from selfcon.networks.exits import Exit, parse_exits
 from selfcon.networks.multi_exit import MultiExitNetwork
+from selfcon.networks.names import NAMED
 from selfcon.networks.norms import Norm, use_group_norm
 from selfcon.networks.stages import split
 from selfcon.networks.subnetworks import Linear, repeat_stages

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 
 from selfcon.networks.backbones import Shape, create_encoder, without_weights
 from selfcon.networks.stages import Staged, split
-
-Structure = Literal["fc", "small", "same"]
 
 
 class Linear(nn.Module):

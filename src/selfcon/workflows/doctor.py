@@ -24,7 +24,8 @@ from selfcon.training.loop import peak_memory
 from selfcon.training.trainer import Stage, Trainer
 from selfcon.workflows.costs import explaining_shortage
 from selfcon.workflows.pipeline import make_pretraining, make_probing
-from selfcon.workflows.task import Task, choose_device, collect_settings, prepare, read_source
+from selfcon.workflows.settings import collect_settings
+from selfcon.workflows.task import Task, choose_device, prepare, read_source
 
 _FEW_POSITIVES = 1.0
 _READ_AHEAD = 4  # batches

@@ -32,7 +32,8 @@ from selfcon.training.probing import Probing
 from selfcon.training.signals import Stop, watch
 from selfcon.workflows.costs import explaining_shortage
 from selfcon.workflows.reporting import read_page
-from selfcon.workflows.task import Running, Task, check_settings, collect_settings, make_policy, prepare, weights_file
+from selfcon.workflows.settings import collect_settings
+from selfcon.workflows.task import Running, Task, check_settings, make_policy, prepare, weights_file
 
 Result = dict[str, Any]
 

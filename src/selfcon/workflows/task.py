@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from selfcon.config import Augment, Settings, flatten, make_settings
+from selfcon.config import Augment, Settings
 from selfcon.data.copies import count_copies
 from selfcon.data.parts import WHOLE
 from selfcon.data.policies import Policy, get_policy
@@ -25,73 +25,20 @@ from selfcon.data.streamed import make_streamed
 from selfcon.data.thinning import thin
 from selfcon.errors import SelfconWarning, UsageError
 from selfcon.losses.methods import Method, get_method
-from selfcon.networks.backbones import NAMED
 from selfcon.networks.exits import parse_exits
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.options import bounded, check_options
 from selfcon.networks.registry import create_model
 from selfcon.networks.sync_norm import synchronise
 from selfcon.networks.weights import find_timm_weights, hash_file, load_encoder, load_subnetworks, read_weights
-from selfcon.paper.recipes import exchange_network, load_recipe
 from selfcon.progress import say
 from selfcon.training.cached import cut_pieces
 from selfcon.training.distributed import ALONE, World, own_device
 from selfcon.training.logging import check_logs
 from selfcon.training.loop import memory_format
 
-DEFAULT_RECIPE = "digits"
 _FEW_SAMPLES = 128
 _LARGEST_KEPT = 96  # pixels: above, crops are taken from the images as they are, and not from small copies
-
-
-def collect_settings(recipe: str | None, given: Mapping[str, Any], wrong: Sequence[str] = ()) -> Settings:
-    """Settings from a recipe and what was given over it; for the digits, their recipe is the ground.
-
-    A recipe's learning rate is for its own batch: another batch size scales it, unless a rate is given too. Another
-    network does not take over what the recipe has for its own. `wrong` is what the caller has to complain about, told
-    together with what is found here.
-    """
-    if recipe is None and given.get("data", DEFAULT_RECIPE) == DEFAULT_RECIPE:
-        recipe = DEFAULT_RECIPE
-    ground = dict(load_recipe(recipe).settings) if recipe is not None else {}
-    model = str(given.get("model", ground.get("model")))
-    ground = exchange_network(ground, model)
-    if recipe == DEFAULT_RECIPE and model.partition(".")[0] not in NAMED:
-        ground.pop("width", None)  # which only those have
-    wrong = [*wrong, *(f"In {recipe}: {sentence}" for sentence in _try(lambda: make_settings(ground))[1])]
-    if not wrong:
-        settings, wrong = _try(lambda: _scaled(ground, given))
-    else:
-        wrong += _try(lambda: make_settings(given))[1]
-    # Names that only other parts know are looked at too, so that all mistakes are told at once.
-    for known, name in ((get_method, "method"), (get_policy, "augment.policy"), (parse_exits, "exits")):
-        value = {**ground, **flatten(given)}.get(name)
-        if value is not None:
-            wrong += _try(lambda known=known, value=value: known(value))[1]  # type: ignore[misc]
-    if wrong:
-        raise UsageError(" ".join(sentence if sentence.endswith(("?", ".")) else f"{sentence}." for sentence in wrong))
-    assert isinstance(settings, Settings)
-    if given.get("exits") and not get_method(settings.method).uses_exits and parse_exits(settings.exits):
-        say(f"note: {settings.method} is of the backbone alone: exits are not used")
-    return settings
-
-
-def _scaled(ground: Mapping[str, Any], given: Mapping[str, Any]) -> Settings:
-    below, settings = make_settings(ground), make_settings(ground, given)
-    if below.lr is None or "lr" in given:
-        return settings
-    if settings.optim.name != below.optim.name:
-        return make_settings(ground, given, {"lr": None})  # another optimiser needs a rate of its own
-    if settings.optim.name == "adamw" or settings.batch_size == below.batch_size:
-        return settings
-    return make_settings(ground, given, {"lr": below.lr * settings.batch_size / below.batch_size})
-
-
-def _try(work: Callable[[], Any]) -> tuple[Any, list[str]]:
-    try:
-        return work(), []
-    except UsageError as error:
-        return None, [str(error)]
 
 
 def choose_device(name: str) -> torch.device:

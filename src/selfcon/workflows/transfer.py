@@ -29,7 +29,8 @@ from selfcon.training.files import as_bytes, refuse_link, write_whole
 from selfcon.transfer.classification import evaluate_linear, measure
 from selfcon.transfer.robustness import CORRUPTIONS, SEVERITIES, corrupt_all, mean_corruption_error
 from selfcon.workflows.pipeline import run_stages
-from selfcon.workflows.task import Running, collect_settings
+from selfcon.workflows.settings import collect_settings
+from selfcon.workflows.task import Running
 from selfcon.workflows.trained import TrainedRun, open_encoder, open_run
 
 Result = dict[str, Any]

@@ -1,0 +1,67 @@
+"""From a recipe and what was given over it to settings, and every mistake in them at once. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from selfcon.config import Settings, flatten, make_settings
+from selfcon.data.policies import get_policy
+from selfcon.errors import UsageError
+from selfcon.losses.methods import get_method
+from selfcon.networks.exits import parse_exits
+from selfcon.networks.names import NAMED
+from selfcon.paper.recipes import exchange_network, load_recipe
+from selfcon.progress import say
+
+DEFAULT_RECIPE = "digits"
+
+
+def collect_settings(recipe: str | None, given: Mapping[str, Any], wrong: Sequence[str] = ()) -> Settings:
+    """Settings from a recipe and what was given over it; for the digits, their recipe is the ground.
+
+    A recipe's learning rate is for its own batch: another batch size scales it, unless a rate is given too. Another
+    network does not take over what the recipe has for its own. `wrong` is what the caller has to complain about, told
+    together with what is found here.
+    """
+    if recipe is None and given.get("data", DEFAULT_RECIPE) == DEFAULT_RECIPE:
+        recipe = DEFAULT_RECIPE
+    ground = dict(load_recipe(recipe).settings) if recipe is not None else {}
+    model = str(given.get("model", ground.get("model")))
+    ground = exchange_network(ground, model)
+    if recipe == DEFAULT_RECIPE and model.partition(".")[0] not in NAMED:
+        ground.pop("width", None)  # which only those have
+    wrong = [*wrong, *(f"In {recipe}: {sentence}" for sentence in _try(lambda: make_settings(ground))[1])]
+    if not wrong:
+        settings, wrong = _try(lambda: _scaled(ground, given))
+    else:
+        wrong += _try(lambda: make_settings(given))[1]
+    # Names that only other parts know are looked at too, so that all mistakes are told at once.
+    for known, name in ((get_method, "method"), (get_policy, "augment.policy"), (parse_exits, "exits")):
+        value = {**ground, **flatten(given)}.get(name)
+        if value is not None:
+            wrong += _try(lambda known=known, value=value: known(value))[1]  # type: ignore[misc]
+    if wrong:
+        raise UsageError(" ".join(sentence if sentence.endswith(("?", ".")) else f"{sentence}." for sentence in wrong))
+    assert isinstance(settings, Settings)
+    if given.get("exits") and not get_method(settings.method).uses_exits and parse_exits(settings.exits):
+        say(f"note: {settings.method} is of the backbone alone: exits are not used")
+    return settings
+
+
+def _scaled(ground: Mapping[str, Any], given: Mapping[str, Any]) -> Settings:
+    below, settings = make_settings(ground), make_settings(ground, given)
+    if below.lr is None or "lr" in given:
+        return settings
+    if settings.optim.name != below.optim.name:
+        return make_settings(ground, given, {"lr": None})  # another optimiser needs a rate of its own
+    if settings.optim.name == "adamw" or settings.batch_size == below.batch_size:
+        return settings
+    return make_settings(ground, given, {"lr": below.lr * settings.batch_size / below.batch_size})
+
+
+def _try(work: Callable[[], Any]) -> tuple[Any, list[str]]:
+    try:
+        return work(), []
+    except UsageError as error:
+        return None, [str(error)]
