@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -18,6 +18,7 @@ Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**32 - 1)]
 
 
 def _as_list(value: Any) -> Any:
@@ -34,6 +35,9 @@ class Section(BaseModel):
     """Settings that belong together. They cannot be changed, and unknown ones are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
+
+
+Kind = TypeVar("Kind", bound=Section)
 
 
 class Optim(Section):
@@ -148,7 +152,7 @@ class Settings(Section):
     micro_batch: Count | None = None
     cutmix: Share = 0.0
     lr: Positive | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**32 - 1)] = 0
+    seed: Seed = 0
     precision: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
     sync_bn: bool | None = None
     ema: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -204,6 +208,14 @@ def make_settings(*layers: Mapping[str, Any]) -> Settings:
     if wrong:
         raise UsageError("; ".join(wrong) + ".")
     return settings
+
+
+def make_section(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
+    """A section of these values, or a sentence about all that are wrong."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise UsageError("; ".join(_describe(each) for each in error.errors()) + ".") from error
 
 
 def _describe(error: Any) -> str:

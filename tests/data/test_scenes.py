@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +130,43 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "coco" / "annotations" / "instances_val2017.json").write_text("{")
     with pytest.raises(DataError, match=r"instances_val2017\.json"):
         load_scenes(tmp_path / "coco", "detect")
+
+
+@pytest.mark.parametrize(
+    ("changes", "task"),
+    [
+        ({"bbox": [float("nan"), 0, 4, 4]}, "detect"),
+        ({"segmentation": [[0, 0, 1e9, 1e9, 0, 1e9]]}, "segment"),
+        ({"segmentation": [[0, 0, float("nan"), 5, 0, 9]]}, "segment"),
+        ({"segmentation": [[0, 0, 5, 5]]}, "segment"),
+        ({"segmentation": {"size": [30000, 30000], "counts": "0"}}, "segment"),
+        ({"segmentation": {"size": [30, 40], "counts": [-5, 1205]}}, "segment"),
+    ],
+)
+def test_outlines_that_crash_pycocotools_are_refused(changes: dict[str, object], task: str, tmp_path: Path) -> None:
+    pytest.importorskip("pycocotools")
+    with pytest.raises(DataError, match=r"a\.jpg has a (box|mask)"):
+        load_scenes(write_coco(tmp_path, **changes), task)  # type: ignore[arg-type]
+
+
+def test_masks_are_png_and_images_of_a_sane_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[object] = []
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *given, **_: called.append(given))
+    folder = write_voc(tmp_path) / "VOCdevkit" / "VOC2012"
+    eps = b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 30\n%%EndComments\n%ImageData: 40 30 8 1 0 1 1 "x"\n%%EOF\n'
+    (folder / "SegmentationClass" / "2012_0.png").write_bytes(eps)
+    huge = b"\x89PNG\r\n\x1a\n" + _png_chunk(b"IHDR", struct.pack(">IIBBBBB", 30000, 30000, 8, 0, 0, 0, 0))
+    huge += _png_chunk(b"IDAT", zlib.compress(bytes(9)))
+    (folder / "JPEGImages" / "2012_1.jpg").write_bytes(huge)
+    with pytest.raises(DataError) as told:
+        load_scenes(tmp_path, "segment")
+    assert "2012_0.png is not an image (PNG)" in str(told.value)
+    assert "2012_1.jpg has more than the 100 million pixels" in str(told.value)
+    assert called == []
+
+
+def _png_chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 def test_real_scenes() -> None:

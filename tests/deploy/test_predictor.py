@@ -68,6 +68,11 @@ def test_answers_are_those_of_evaluation(place: Path, model: Predictor) -> None:
         assert {each.exit for each in found} == {leave}
 
 
+def test_paths_in_an_array_are_many(place: Path, model: Predictor) -> None:
+    paths = sorted(map(str, (place / "images").rglob("*.png")))[:3]
+    assert len(model.predict(np.array(paths))) == 3
+
+
 def test_images_of_every_kind_are_one_image(place: Path, model: Predictor) -> None:
     path = in_order(place)[0]
     with Image.open(path) as picture:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -150,6 +151,42 @@ def test_what_a_broken_start_left_does_not_stop_the_next_one(tmp_path: Path) -> 
     RunFolder.open(run, Settings(), verb="fit").close()
     assert not (run / f".results.json.{ended.pid}.part").exists()
     assert (run / f".report.html.{os.getppid()}.part").exists()
+
+
+def test_halves_of_encoders_are_removed_too(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    RunFolder.open(run, Settings(), verb="fit").close()
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (run / "encoders").mkdir()
+    half = run / "encoders" / f".epoch-0001.safetensors.{ended.pid}.part"
+    half.write_text("half")
+    RunFolder.open(run, Settings(), verb="fit").close()
+    assert not half.exists()
+
+
+def test_processes_that_were_forked_do_not_hold_the_folder(tmp_path: Path) -> None:
+    """A reader outlives a run that was killed by a moment, in which the same command may come again."""
+    code = f"""
+import os, signal, time
+from selfcon.config import Settings
+from selfcon.training.folder import RunFolder
+run = RunFolder.open({str(tmp_path / "run")!r}, Settings(), verb="fit")
+child = os.fork()
+if not child:
+    time.sleep(60)
+print(child, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with (tmp_path / "child").open("wb") as told:
+        done = subprocess.run([sys.executable, "-c", code], stdout=told, check=False)
+    child = int((tmp_path / "child").read_text())
+    try:
+        assert done.returncode == -signal.SIGKILL
+        os.kill(child, 0)  # is there still
+        RunFolder.open(tmp_path / "run", Settings(), verb="fit").close()
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_a_run_folder_belongs_to_one_run_and_one_process(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+import selfcon
 from selfcon.errors import MemoryShortageError
 from selfcon.training.trainer import Trainer
 from selfcon.workflows.doctor import examine, expected_positives, suggest_size
@@ -57,5 +59,28 @@ def test_what_does_not_fit_is_explained(monkeypatch: pytest.MonkeyPatch) -> None
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
 
     monkeypatch.setattr(Trainer, "update", fail)
-    with pytest.raises(MemoryShortageError, match=r"Batches of 64 do not fit .*--micro-batch"):
+    with pytest.raises(MemoryShortageError, match=r"Batches of 64 do not fit .*--micro-batch (32|16|8) "):
         examine(data="digits", width=0.125, batch_size=64, epochs=1, device="cpu")
+
+
+def test_what_does_not_fit_in_the_probe_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    update = Trainer.update
+
+    def fail(self: Trainer, *given: Any) -> Any:
+        if self.stage.name == "probe":
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+        return update(self, *given)
+
+    monkeypatch.setattr(Trainer, "update", fail)
+    given: dict[str, Any] = {
+        "data": "digits",
+        "width": 0.125,
+        "batch_size": 64,
+        "epochs": 1,
+        "limit_batches": 2,
+        "probe.batch_size": 512,
+    }
+    with pytest.raises(MemoryShortageError, match=r"Batches of 512 of the probe .*--probe\.batch_size 256"):
+        selfcon.fit(out=tmp_path / "run", device="cpu", **given)
+    with pytest.raises(MemoryShortageError, match="of the probe"):
+        selfcon.probe(tmp_path / "run", device="cpu")

@@ -13,7 +13,9 @@ import pytest
 
 import selfcon
 from selfcon.cli.results import accuracy_lines
+from selfcon.config import flatten, make_settings
 from selfcon.errors import DataError, InputMissingError, UsageError
+from selfcon.report.page import RunPage, tabulate_seeds
 from selfcon.training.files import write_whole
 from selfcon.workflows.reporting import read_page, write_report
 from selfcon.workflows.settings import collect_settings
@@ -100,6 +102,22 @@ def test_runs_that_differ_in_their_seed_are_taken_together(runs: Path, tmp_path:
     assert told == "Report: page.html"
     assert "72.0 ± 2.6" in (tmp_path / "page.html").read_text()
     assert "Over seeds" not in write_report([runs / "selfcon", runs / "supcon"], out=tmp_path / "two.html").read_text()
+
+
+def test_only_seeds_are_taken_together() -> None:
+    def page(top1: float, seed: int, **given: Any) -> RunPage:
+        settings = flatten(make_settings({**given, "seed": seed}).model_dump(mode="json"))
+        accuracy = {name: {"top1": top1, "train_top1": 1.0} for name in ("backbone", "exit2", "ensemble")}
+        return RunPage(name="run", settings=settings, metrics=[], result={"accuracy": accuracy})
+
+    table = tabulate_seeds([page(70 - 20 * narrow, seed, width=1 - narrow / 2) for seed in (0, 1) for narrow in (0, 1)])
+    assert table is not None
+    assert table.header[:2] == ["method", "width"]
+    assert [list(row[:3]) for row in table.rows] == [["selfcon", "1.0", "70.0 ± 0.0"], ["selfcon", "0.5", "50.0 ± 0.0"]]
+    imagenet = [page(70, 0, class_list="A.txt"), page(72, 1, class_list="A.txt"), page(90, 0, class_list="B.txt")]
+    table = tabulate_seeds(imagenet)
+    assert table is not None
+    assert [row[-1] for row in table.rows] == [2, 1]
 
 
 def test_of_one_exit_there_is_no_ensemble(runs: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from selfcon.cli.parsing import Parser, print_json
+from selfcon.cli.parsing import Parser, print_json, seed
 
 
 def add_arguments(parser: Parser) -> None:
@@ -25,7 +25,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--outside", metavar="STR", help="images of something else, to see them told apart")
     parser.add_argument("--strangers", default="neighbours", metavar="STR", help="neighbours or mahalanobis")
     parser.add_argument("--batch-size", type=int, default=64, help="of the times measured (default: 64)")
-    parser.add_argument("--seed", type=int, default=0, help="of what is held out (default: 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="of what is held out (default: 0)")
     parser.add_argument("--device", default="auto", metavar="STR", help="cpu, cuda, ... (default: auto)")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
 

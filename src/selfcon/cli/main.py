@@ -92,6 +92,9 @@ def main(arguments: list[str] | None = None) -> None:
         except Exception as error:
             if debug:
                 raise
+            if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error):  # torch's
+                _say("There is not enough memory for this.", own=True)
+                sys.exit(_OUT_OF_MEMORY)
             what = f"{type(error).__name__}: {error}"
             _say(f"This is a bug of selfcon ({what}); --debug shows where it came from.", own=True)
             sys.exit(SelfconError.exit_code)

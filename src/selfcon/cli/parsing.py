@@ -44,7 +44,14 @@ def add_data_arguments(parser: Parser) -> None:
     parser.add_argument("--data-root", type=Path, default=Path("data"), metavar="DIR", help="where named data sets lie")
     parser.add_argument("--class-list", type=Path, metavar="FILE", help="for imagenet100: a file with one class a line")
     parser.add_argument("--download", action="store_true", help="let a named data set be downloaded")
-    parser.add_argument("--seed", type=int, default=0, help="decides how a single folder is split (default: 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="decides how a single folder is split (default: 0)")
+
+
+def seed(text: str) -> int:
+    """A whole number from 0 on, as every generator of random numbers takes it."""
+    if not (text.isascii() and text.isdigit() and int(text) < 2**32 - 1):
+        raise argparse.ArgumentTypeError(f"wants a whole number from 0 on, not {text!r}")
+    return int(text)
 
 
 def listed(text: str) -> list[str]:

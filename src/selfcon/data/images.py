@@ -36,7 +36,10 @@ _LONGEST_HEADER, _LONGEST_TEXT = 1 << 16, 1 << 24  # bytes of a PPM, and of one 
 _COMMENT = re.compile(rb"#[^\r\n]*")
 _MOST_SCANS = 2_000_000_000  # pixels of a JPEG, times how often they are gone through
 _WIDEST = 8  # times its shorter side an image may be long before its ends are cut off
-_WRONG = (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, struct.error, zlib.error)
+_WRONG = (
+    *(OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, struct.error, zlib.error),
+    Image.DecompressionBombError,
+)
 
 # Pillow warns of metadata that nobody here reads. For good, since catching warnings for a while is not safe in threads.
 warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -84,28 +87,61 @@ def decode(path: Path, data: bytes | None = None, *, turn: bool = True) -> Decod
         data = _read(path) if data is None else data
         _check_ppm(path, data)
         with Image.open(BytesIO(data), formats=FORMATS) as image:
-            width, height = image.size
-            if width * height > MAX_PIXELS:
-                raise BadImageError(
-                    f"{path} has {width} x {height} pixels, more than the {MAX_PIXELS / 1e6:.0f} million allowed."
-                )
+            width, height = _check_size(path, image)
             if image.format == "JPEG" and data.count(b"\xff\xda") * width * height > _MOST_SCANS:
                 raise BadImageError(f"{path} has so many scans that reading it would take too long.")
             if (quick := _decode_jpeg(image, data)) is not None:
                 return Decoded(quick)
             upright, exif_ignored = _upright(image) if turn else (image, False)
             return Decoded(_to_rgb(upright, image.format), exif_ignored)
-    except Image.DecompressionBombError as error:
-        raise BadImageError(f"{path} has more than the {MAX_PIXELS / 1e6:.0f} million pixels allowed.") from error
-    except FileNotFoundError as error:
-        raise BadImageError(f"{path} is not there.") from error
-    except UnidentifiedImageError as error:
-        why = "is empty" if not data else f"is not an image ({', '.join(FORMATS)})"
-        raise BadImageError(f"{path} {why}.") from error
     except _WRONG as error:
-        if isinstance(error, BadImageError):
-            raise
-        raise BadImageError(f"{path} cannot be read: {str(error).rstrip('.') or type(error).__name__}.") from error
+        raise _as_bad(path, error, FORMATS, empty=not data) from error
+
+
+def read_size(path: Path) -> tuple[int, int]:
+    """Height and width of an image file, from its header."""
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            width, height = _check_size(path, image)
+            return height, width
+    except _WRONG as error:
+        raise _as_bad(path, error, FORMATS) from error
+
+
+def read_numbers(path: Path) -> Pixels:
+    """[H, W]: the numbers of a PNG that holds one a pixel, as masks do; those of a palette, not its colours."""
+    try:
+        with Image.open(path, formats=("PNG",)) as image:
+            _check_size(path, image)
+            if image.mode not in ("P", "L"):
+                raise BadImageError(f"{path} is of mode {image.mode}, and masks have one number a pixel.")
+            return np.array(image, dtype=np.uint8)
+    except _WRONG as error:
+        raise _as_bad(path, error, ("PNG",)) from error
+
+
+def _check_size(path: Path, image: Image.Image) -> tuple[int, int]:
+    """Width and height."""
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise BadImageError(
+            f"{path} has {width} x {height} pixels, more than the {MAX_PIXELS / 1e6:.0f} million allowed."
+        )
+    return width, height
+
+
+def _as_bad(path: Path, error: Exception, formats: tuple[str, ...], *, empty: bool = False) -> BadImageError:
+    """What went wrong, in a sentence."""
+    if isinstance(error, BadImageError):
+        return error
+    why = f"cannot be read: {str(error).rstrip('.') or type(error).__name__}"
+    if isinstance(error, Image.DecompressionBombError):
+        why = f"has more than the {MAX_PIXELS / 1e6:.0f} million pixels allowed"
+    elif isinstance(error, FileNotFoundError):
+        why = "is not there"
+    elif isinstance(error, UnidentifiedImageError):
+        why = "is empty" if empty else f"is not an image ({', '.join(formats)})"
+    return BadImageError(f"{path} {why}.")
 
 
 def _read(path: Path) -> bytes:

@@ -17,9 +17,8 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
-from selfcon.data.images import Pixels, read_image
+from selfcon.data.images import MAX_PIXELS, Pixels, read_image, read_numbers, read_size
 from selfcon.data.scan import in_threads
 from selfcon.errors import DataError, InputMissingError, UsageError, name_some
 from selfcon.progress import say
@@ -33,6 +32,7 @@ Task = Literal["segment", "detect"]
 Mask = npt.NDArray[np.uint8]
 _LARGEST_XML = 1_000_000
 _MOST_CLASSES = 254
+_FARTHEST = 10  # times the longer side of an image, a corner of what is in it may lie away
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,10 +119,9 @@ def _check(scenes: Scenes, problems: list[str], task: Task, *, skip_broken: bool
 def _find_problem(scene: Scene, task: Task) -> str | None:
     """What is wrong with a scene, by its file."""
     try:
-        with Image.open(scene.path) as image:
-            width, height = image.size
-    except OSError as error:
-        return f"{scene.path} cannot be read ({error})"
+        height, width = read_size(scene.path)
+    except DataError as error:
+        return str(error).rstrip(".")
     if scene.size != (height, width):
         return f"{scene.path} is {height} x {width} and annotated as {scene.size[0]} x {scene.size[1]}"
     if task == "segment":
@@ -130,10 +129,12 @@ def _find_problem(scene: Scene, task: Task) -> str | None:
             shape = scene.mask().shape
         except (OSError, DataError) as error:
             return str(error).rstrip(".")
-        except (LookupError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
             return f"{scene.path} has a mask that cannot be drawn ({error!r})"
         return None if shape == (height, width) else f"{scene.path} has a mask of {shape[0]} x {shape[1]}"
     boxes = scene.boxes
+    if not np.isfinite(boxes).all():
+        return f"{scene.path} has a box whose sides are no numbers"
     if len(boxes) and bool((boxes[:, 2:] <= boxes[:, :2]).any()):
         return f"{scene.path} has an empty box"
     outside = (boxes < -1).any() or (boxes[:, 2] > width + 1).any() or (boxes[:, 3] > height + 1).any()
@@ -167,10 +168,9 @@ def _read_voc(folder: Path, name: str, task: Task, problems: list[str]) -> Scene
     image = folder / "JPEGImages" / f"{name}.jpg"
     if task == "segment":
         try:
-            with Image.open(image) as opened:
-                size = (opened.height, opened.width)
-        except OSError as error:
-            problems.append(f"{image} cannot be read ({error})")
+            size = read_size(image)
+        except DataError as error:
+            problems.append(str(error).rstrip("."))
             return None
         nothing = np.zeros((0, 4), np.float32)
         path = folder / "SegmentationClass" / f"{name}.png"
@@ -219,17 +219,11 @@ def _as_arrays(boxes: Any, labels: Any, hard: Any) -> tuple[Any, Any, Any]:
 
 def _read_voc_mask(path: Path) -> Mask:
     """The palette's numbers are the classes."""
-    try:
-        with Image.open(path) as image:
-            if image.mode not in ("P", "L"):
-                raise DataError(f"{path} is of mode {image.mode}, and masks have one number a pixel")
-            mask = np.asarray(image)
-    except FileNotFoundError as error:
-        raise DataError(f"{path} is not there") from error
+    mask = read_numbers(path)
     wrong = np.setdiff1d(mask, [*range(len(VOC_CLASSES) + 1), IGNORED])
     if len(wrong):
         raise DataError(f"{path} has the unknown class {int(wrong[0])}")
-    return mask.astype(np.uint8)
+    return mask
 
 
 def _load_coco(folder: Path) -> tuple[Scenes, list[str]]:
@@ -266,8 +260,8 @@ def _read_coco(path: Path, folder: Path, problems: list[str]) -> tuple[list[Scen
     for number, image in images.items():
         try:
             scenes.append(_parse_coco(number, image, below, things.get(number, []), place))
-        except (ValueError, KeyError, TypeError, DataError) as error:
-            problems.append(f"{path}, image {number}: {error}")
+        except (ValueError, KeyError, TypeError, OverflowError, DataError) as error:
+            problems.append(f"{path}, image {number}: {str(error).rstrip('.')}")
     return scenes, tuple(categories[number] for number in sorted(categories))
 
 
@@ -284,6 +278,8 @@ def _parse_coco(
         labels.append(place[int(thing["category_id"])])
         hard.append(bool(thing.get("iscrowd", 0)))
     size = (int(image["height"]), int(image["width"]))
+    if min(size) < 1 or size[0] * size[1] > MAX_PIXELS:
+        raise DataError(f"it is annotated as {size[0]} x {size[1]}")
     return Scene(
         below / name,
         size,
@@ -304,6 +300,7 @@ def _paint(size: tuple[int, int], things: list[dict[str, Any]], place: dict[int,
     drawn = []
     for thing in things:
         shape = thing["segmentation"]
+        _check_outline(shape, size)
         if isinstance(shape, list):
             coded = coco.merge(coco.frPyObjects(shape, *size))
         else:
@@ -314,6 +311,21 @@ def _paint(size: tuple[int, int], things: list[dict[str, Any]], place: dict[int,
     for _, inside, label in sorted(drawn, key=lambda each: -each[0]):
         painted[inside] = label
     return painted
+
+
+def _check_outline(shape: Any, size: tuple[int, int]) -> None:
+    """What pycocotools takes on trust, and crashes at: polygons near the image, and counts for its size."""
+    if isinstance(shape, list):
+        for polygon in shape:
+            corners = np.array(polygon, dtype=np.float64)
+            near = np.abs(corners - max(size) / 2) <= _FARTHEST * max(size)  # false for what is no number
+            if corners.ndim != 1 or len(corners) < 6 or len(corners) % 2 or not near.all():
+                raise ValueError("a polygon is not x, y, x, y, ... of three corners or more, near the image")
+        return
+    if tuple(shape["size"]) != size:
+        raise ValueError(f"counts for an image of {shape['size']}")
+    if isinstance(shape["counts"], list) and min(shape["counts"], default=0) < 0:
+        raise ValueError("counts below 0")
 
 
 def _name(scene: Scene) -> str:

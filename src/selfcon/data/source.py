@@ -12,7 +12,7 @@ import numpy as np
 
 from selfcon.data.images import Pixels, read_image
 from selfcon.data.splits import Labels, hold_out
-from selfcon.errors import BadImageError, DataError, UsageError, name_some
+from selfcon.errors import BadImageError, DataError, UsageError, name_some, printable
 
 _LONGEST_NAME = 1000  # letters of a class
 
@@ -118,6 +118,9 @@ class Source:
     train: Images
     test: Images
     val: Images | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", printable(self.name))  # which a file of somebody else may have brought
 
     @property
     def may_flip(self) -> bool:

@@ -274,7 +274,7 @@ class Predictor:
 
 def _as_many(images: Picture | Iterable[Picture]) -> Iterable[Picture]:
     """One image, or several in whatever holds them."""
-    if isinstance(images, str | Path | bytes | Image.Image) or getattr(images, "ndim", 4) < 4:
+    if isinstance(images, str | Path | bytes | Image.Image) or getattr(images, "ndim", 4) in (0, 2, 3):
         return [images]  # type: ignore[list-item]
     return images
 

@@ -21,6 +21,7 @@ def use_group_norm(module: nn.Module) -> None:
             norm = nn.GroupNorm(groups, child.num_features, eps=child.eps)
             if child.weight is not None:
                 norm.weight.data.copy_(child.weight.data)  # a residual branch may start at zero
+                norm.bias.data.copy_(child.bias.data)
             rest = (
                 [child.get_submodule("drop"), child.get_submodule("act")] if isinstance(child, BatchNormAct2d) else []
             )

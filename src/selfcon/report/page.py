@@ -137,7 +137,7 @@ def tabulate_seeds(pages: Sequence[RunPage]) -> Table | None:
     if all(group.count == 1 for group in groups):
         return None
     exits = sort_answers(name for group in groups for name in group.accuracies)
-    several = ("model", "data", "epochs")
+    several = ("model", "width", "data", "epochs")
     differing = [name for name in several if len({group.settings[name] for group in groups}) > 1] + _differing(pages)
     rows: list[Sequence[str | float | None]] = [
         [

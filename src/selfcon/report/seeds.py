@@ -41,11 +41,12 @@ class Group:
 
 def group_by_seed(runs: Iterable[Run]) -> list[Group]:
     """Those that have an accuracy, of one group where only the seed differs; of equal seeds the last counts."""
-    groups: dict[str, dict[int, Run]] = {}
+    groups: dict[tuple[str, str | None], dict[int, Run]] = {}
     for run in runs:
         if run.result and run.result.get("accuracy"):
             asked = make_settings(run.settings)
-            groups.setdefault(identify(asked, asked.data), {})[asked.seed] = run
+            key = identify(asked, asked.data), asked.class_list
+            groups.setdefault(key, {})[asked.seed] = run
     found = []
     for members in groups.values():
         accuracies: dict[str, list[float]] = {}

@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import sys
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -161,9 +162,11 @@ def _damaged(path: Path, error: Exception) -> StorageError:
 
 def _remove_leftovers(path: Path) -> None:
     """Halves of files, of processes that were killed or found no room."""
-    for child in path.iterdir():
-        if is_leftover(child) and not child.is_dir():
-            child.unlink(missing_ok=True)
+    encoders = path / "encoders"
+    for place in (path, encoders) if encoders.is_dir() and not encoders.is_symlink() else (path,):
+        for child in place.iterdir():
+            if is_leftover(child) and not child.is_dir():
+                child.unlink(missing_ok=True)
 
 
 def _check_is_run(path: Path) -> None:
@@ -215,7 +218,20 @@ def _hold(path: Path) -> IO[bytes]:
     except OSError as error:
         lock.close()
         raise StorageError(f"{path} cannot be written ({error.strerror or error}).") from error
+    _held.add(lock)
     return lock
+
+
+_held: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    """In a process that was forked: it outlives ours by a moment, and must not hold our folders meanwhile."""
+    for lock in list(_held):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _is_there(lock: IO[bytes], path: Path) -> bool:

@@ -123,24 +123,32 @@ class Estimator:
 
 
 @contextlib.contextmanager
-def explaining_shortage(settings: Settings, device: torch.device) -> Iterator[None]:
+def explaining_shortage(settings: Settings, device: torch.device, *, probing: bool = False) -> Iterator[None]:
     """Where memory does not suffice, say what was too large, and what would fit."""
     try:
         yield
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
             raise
-        raise _explain_shortage(settings, device, error) from None
+        raise _explain_shortage(settings, device, error, probing=probing) from None
 
 
-def _explain_shortage(settings: Settings, device: torch.device, error: RuntimeError) -> MemoryShortageError:
+def _explain_shortage(
+    settings: Settings, device: torch.device, error: RuntimeError, *, probing: bool
+) -> MemoryShortageError:
+    where = "the GPU" if device.type == "cuda" else "main memory"
     first = str(error).splitlines()[0].rstrip(".")
     traceback.clear_frames(error.__traceback__)  # they hold what filled the memory
+    if probing:
+        size = settings.probe.batch_size
+        return MemoryShortageError(
+            f"Batches of {size} of the probe do not fit {where} ({first}); "
+            f"--probe.batch_size {max(1, size // 2)} takes half as much."
+        )
     advice = "--micro-batch trains a batch in pieces"
     with contextlib.suppress(RuntimeError, SelfconError):
-        most = Estimator(device).most_samples(settings)
+        most = min(Estimator(device).most_samples(settings), settings.batch_size // 2)
         advice = f"--micro-batch {most} should fit" if most else "not even one image would fit: take a smaller network"
-    where = "the GPU" if device.type == "cuda" else "main memory"
     return MemoryShortageError(
         f"Batches of {settings.batch_size} do not fit {where} ({first}); {advice}. "
         f"The batch stays what it is, since a smaller one would be another loss."

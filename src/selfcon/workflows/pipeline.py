@@ -109,7 +109,10 @@ def probe(
     with join(running.device) as world:
         opened: list[RunFolder] = []
         settings = world.tell(lambda: _reopen_pretrained(run_folder, opened))
-        with opened[0] if opened else RunFolder.follow(run_folder) as run:
+        with (
+            opened[0] if opened else RunFolder.follow(run_folder) as run,
+            explaining_shortage(settings, running.device),
+        ):
             return _work(run, settings, running, world, probe=True)
 
 
@@ -195,7 +198,8 @@ def _run(run: RunFolder, settings: Settings, running: Running, world: World, sto
     assert isinstance(net, MultiExitNetwork)
     if task.method.stages == 2 and probe:
         forget_peak_memory(device)
-        classifiers = work(make_probing(task, net))
+        with explaining_shortage(settings, device, probing=True):
+            classifiers = work(make_probing(task, net))
         assert isinstance(classifiers.module, nn.ModuleDict)
         net.classifiers.update(dict(classifiers.module.items()))
         spent.append(classifiers)

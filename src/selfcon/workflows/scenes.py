@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 
-from selfcon.config import Count, Positive, Section
+from selfcon.config import Count, NotNegative, Positive, Section, Seed, make_section
 from selfcon.data.scenes import Scenes, load_scenes
 from selfcon.networks.weights import hash_file
 from selfcon.report import figures
@@ -63,13 +63,13 @@ class SceneSettings(Section):
     data: str
     data_sha256: str = ""
     skip_broken: bool
-    image_size: int
+    image_size: Count
     epochs: Count
     batch_size: Count
     lr: Positive
-    weight_decay: float
+    weight_decay: NotNegative
     precision: str
-    seed: int
+    seed: Seed
 
 
 def segment(encoder: str | Path, *, data: str, **options: Unpack[SceneOptions]) -> Result:
@@ -95,13 +95,16 @@ def _learn_scenes(task: TaskName, what: str | Path, data: str, options: SceneOpt
     running = Running.choose(device=device, compile=None, log=())
     encoder = open_encoder(what, str(running.device), trust=trust)
     told: Result = {**_USUAL[task], **options}
-    settings = SceneSettings(
-        task=task,
-        encoder=str(what),
-        encoder_sha256=hash_file(encoder.weights),
-        data=data,
-        precision="bf16" if running.device.type == "cuda" else "fp32",
-        **told,
+    settings = make_section(
+        SceneSettings,
+        {
+            "task": task,
+            "encoder": str(what),
+            "encoder_sha256": hash_file(encoder.weights),
+            "data": data,
+            "precision": "bf16" if running.device.type == "cuda" else "fp32",
+            **told,
+        },
     )
     scenes = load_scenes(settings.data, task, skip_broken=settings.skip_broken)
     settings = settings.model_copy(update={"data_sha256": scenes.fingerprint()})

@@ -184,7 +184,9 @@ class Task:
     def check_shares(self) -> None:
         """Refuse batches that the processes cannot share."""
         world = self.world.size
-        sizes = {"batch_size": self.settings.batch_size, "probe.batch_size": self.settings.probe.batch_size}
+        sizes = {"batch_size": self.settings.batch_size}
+        if self.method.stages == 2:
+            sizes["probe.batch_size"] = self.settings.probe.batch_size
         for name, size in sizes.items():
             if size % world:
                 raise UsageError(f"{name} is {size}, which {world} processes cannot share evenly.")
@@ -224,8 +226,8 @@ def make_policy(augment: Augment) -> Policy:
 def check_settings(settings: Settings) -> Method:
     """Refuse before any work what no data could make right."""
     method = get_method(settings.method)
-    get_policy(settings.augment.policy)
-    get_policy(settings.probe.augment.policy)
+    for augment in (settings.augment, settings.probe.augment):
+        make_policy(augment)
     exits = parse_exits(settings.exits)
     if method.uses_exits and not exits:
         raise UsageError(f"{method.name} needs a sub-network: give it exits, such as --exits 2:fc.")

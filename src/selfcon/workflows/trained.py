@@ -60,11 +60,13 @@ class TrainedRun:
     def other_source(self, data: str, *, root: str | None = None, seed: int = 0) -> Source:
         """Other data; named ones lie below `root`, which is that of its own unless it is given.
 
-        Where they are its own after all, what it was trained on must not become what it is tested on: they are split
+        Where they are its own after all, what it was trained on must not become what it is tested on: they are read
         as they were. Training images that are found among images to test with are told.
         """
-        seed = self.settings.seed if self.is_own(data) else seed
-        found = load(data, root=root or self.settings.data_root, seed=seed)
+        root = root or self.settings.data_root
+        if self.is_own(data):
+            return read_source(self.settings.model_copy(update={"data_root": root}))
+        found = load(data, root=root, seed=seed)
         self._tell_known(found)
         return found
 

@@ -9,14 +9,14 @@ import argparse
 from pathlib import Path
 
 from selfcon.cli.analyze.common import add_common, show
-from selfcon.cli.parsing import Parser
+from selfcon.cli.parsing import Parser, seed
 
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("--draws", type=int, default=1000, help="random worlds (default: 1000)")
     parser.add_argument("--samples", type=int, default=2, metavar="K", help="in a batch, 2 or 3 (default: 2)")
     parser.add_argument("--temperature", type=float, default=1.0, help="of the loss (default: 1)")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="of the draws (default: 0)")
     add_common(parser, device=False, out="analysis")
 
 

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from selfcon.cli.analyze.common import add_common, show
-from selfcon.cli.parsing import Parser
+from selfcon.cli.parsing import Parser, seed
 
 
 def add_arguments(parser: Parser) -> None:
@@ -19,7 +19,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--map", dest="by", default="tsne", metavar="STR", help="tsne or umap (default: tsne)")
     parser.add_argument("--neighbours-of", type=int, metavar="IMAGE", help="number in the split (default: 0)")
     parser.add_argument("--count", type=int, default=6, help="neighbours (default: 6)")
-    parser.add_argument("--seed", type=int, default=0, help="of the map (default: 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="of the map (default: 0)")
     add_common(parser)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from selfcon.cli.parsing import Parser, listed, print_json
+from selfcon.cli.parsing import Parser, listed, print_json, seed
 from selfcon.cli.transfer.common import WHERE, add_encoder, add_output, add_training, told
 
 
@@ -22,7 +22,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--image-size", type=int, metavar="INT", help="(default: the run's)")
     add_training(parser, epochs=30, batch_size=64)
     parser.add_argument("--k", type=int, default=20, help="neighbours (default: 20)")
-    parser.add_argument("--seed", type=int, default=0, help="of what is held out (default: 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="of what is held out (default: 0)")
     add_output(parser, "RUN/transfer/classify-DATA-SEED")
 
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from selfcon.cli.parsing import Parser
+from selfcon.cli.parsing import Parser, seed
 
 
 def add_encoder(parser: Parser) -> None:
@@ -40,7 +40,7 @@ def add_scenes(parser: Parser, task: str, *, sides: str, image_size: int, epochs
     add_training(parser, epochs=epochs, batch_size=8)
     parser.add_argument("--lr", type=float, default=lr, help=f"of AdamW (default: {lr:g})")
     parser.add_argument("--skip-broken", action="store_true", help="leave out what is wrong instead of stopping")
-    parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="(default: 0)")
     add_output(parser, f"RUN/transfer/{task}-DATA-...")
 
 
