@@ -194,7 +194,10 @@ def make_settings(*layers: Mapping[str, Any]) -> Settings:
     for layer in layers:
         for name, value in flatten(layer).items():
             if name not in NAMES and not name.startswith("model_options."):
-                wrong.append(str(unknown_name("setting", name, NAMES)).rstrip(".?"))
+                error = unknown_name("setting", name, NAMES)
+                if name == "init":  # which the command line calls it
+                    error = UsageError("Unknown setting 'init'; did you mean 'weights'?")
+                wrong.append(str(error).rstrip(".?"))
                 continue
             place = tree
             *sections, last = name.split(".")

@@ -71,7 +71,7 @@ def test_bad_data_is_65_with_the_file(folder: Path, tmp_path: Path) -> None:
         (["dta", "check", "digits"], 64, "did you mean 'data'"),
         (["--data", "digits"], 64, "A verb comes first"),
         (["data", "check", "digits", "--sheeet", "x.png"], 64, "did you mean '--sheet'"),
-        (["data", "check", "digits", "--seed", "many"], 64, "argument --seed: invalid int value: 'many'"),
+        (["data", "check", "digits", "--seed", "many"], 64, "argument --seed: wants a whole number from 0 on"),
         (["data", "pack", "digits"], 64, "the following arguments are required: out"),
         (["data", "pack", "digits", "x.pack", "--bad-images", "hide"], 64, "Unknown way to treat bad images 'hide'"),
         (["data", "pack", "digits", "/proc/nowhere/x.pack"], 74, "cannot be written"),

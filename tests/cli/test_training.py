@@ -176,6 +176,7 @@ def test_selfcon_help_is_quick(tmp_path: Path) -> None:
     [
         (["fit", "--epoch", "3"], 64, "did you mean '--epochs'"),
         (["fit", "--optim.momentun", "3"], 64, "did you mean '--optim.momentum'"),
+        (["fit", "--config", "x.yaml"], 64, "did you mean '--recipe'"),
         (["fit", "--optim.momentum"], 64, "--optim.momentum needs a value"),
         (["fit", "--epochs", "many"], 64, "epochs should be a valid integer"),
         (["fit", "--epochs", "many", "--lrr=3", "--width", "nan", "word"], 64, "did you mean '--lr'? No option takes"),

@@ -84,6 +84,22 @@ def test_splits_are_not_taken_for_classes(tmp_path: Path, patches: Any, names: t
         selfcon.data.load(tmp_path)
 
 
+def test_folders_that_are_nearly_right_are_told_how(folder: Path, tmp_path: Path) -> None:
+    (folder / "test").rename(folder / "valid")
+    with pytest.raises(InputMissingError, match="has 'valid' beside train: call it test"):
+        selfcon.data.load(folder)
+    wrapped = tmp_path / "wrapped"
+    wrapped.mkdir()
+    folder.rename(wrapped / "inner")
+    with pytest.raises(DataError, match=r"holds nothing but inner, which has folders in it: use .*wrapped/inner\."):
+        selfcon.data.load(wrapped)
+    (tmp_path / "labels.csv").write_text("x.png,cat\n")
+    with pytest.raises(DataError, match="a folder for every class"):
+        selfcon.data.load(tmp_path / "labels.csv")
+    with pytest.raises(UsageError, match=r"no data set of that name \(cifar10, "):
+        selfcon.data.load("qqqq")
+
+
 def test_links_that_lead_back_pipes_and_closed_folders(folder: Path) -> None:
     (folder / "train" / "zebra" / "up").symlink_to("..")
     (folder / "train" / "a b" / "here").symlink_to(".")

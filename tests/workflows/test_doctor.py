@@ -11,8 +11,10 @@ import torch
 from PIL import Image
 
 import selfcon
+from selfcon.config import make_settings
 from selfcon.errors import MemoryShortageError
 from selfcon.training.trainer import Trainer
+from selfcon.workflows.costs import Estimator
 from selfcon.workflows.doctor import examine, expected_positives, suggest_size
 
 
@@ -52,6 +54,15 @@ def test_positives_of_a_balanced_sampler() -> None:
     assert expected_positives(labels, 128, 2) == pytest.approx(0.001 * 127 * 2 + 1)
     assert expected_positives(labels, 128, 2, balanced=True) == 3.0  # a second sample of its class, with two features
     assert expected_positives(np.repeat(np.arange(4), 50), 101, 1, balanced=True) == 25.0
+
+
+def test_times_on_a_cpu_go_with_the_work() -> None:
+    estimator = Estimator(torch.device("cpu"))
+    small, large = (make_settings({"width": width, "epochs": 10}) for width in (0.125, 0.25))
+    first = estimator.estimate(small, 1000).seconds
+    assert first > 0
+    assert estimator.estimate(large, 1000).seconds > 2 * first  # by their operations, whatever else the machine does
+    assert estimator.estimate(small, 2000).seconds == pytest.approx(2 * first)
 
 
 def test_what_does_not_fit_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

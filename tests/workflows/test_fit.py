@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -77,6 +78,20 @@ def test_it_learns_and_the_numbers_about_it_agree(stripes: Path, tmp_path: Path)
         selfcon.evaluate(run, data="digits")
     with pytest.raises(UsageError, match="has no split 'dev'"):
         selfcon.evaluate(run, split="dev")
+
+
+@pytest.mark.parametrize("method", ["selfcon", "supcon", "simclr"])
+def test_an_encoder_that_has_not_begun_to_learn_is_told(
+    method: str, stripes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = math.log(2 * 32 - 1)  # two features of each of 32 images, one of them the anchor
+    selfcon.pretrain(data=str(stripes), out=tmp_path / "none", method=method, **options(epochs=1, lr=1e-12))
+    said = capsys.readouterr().err
+    assert f"is {base:.2f} where nothing is told apart" in said
+    assert ("selfcon-1stage" in said) == (method != "simclr")
+    if method == "supcon":
+        selfcon.pretrain(data=str(stripes), out=tmp_path / "some", method=method, **options(epochs=10))
+        assert "told apart" not in capsys.readouterr().err
 
 
 def test_the_probe_can_be_watched_on_test_images(stripes: Path, tmp_path: Path) -> None:
@@ -404,6 +419,9 @@ def test_wrong_settings_before_any_work(stripes: Path, tmp_path: Path) -> None:
     for more, words in (
         ({"exits": "9:fc"}, "no exit after stage 9; valid stages: 1, 2, 3"),
         ({"exits": "none"}, "selfcon needs a sub-network"),
+        ({"augment.scale": [0.9, 0.2]}, "from a smaller to a larger share"),
+        ({"probe.augment.scale": [0.9, 0.2]}, "from a smaller to a larger share"),
+        ({"init": "x.safetensors"}, "did you mean 'weights'"),
         ({"model": "resnet81"}, "did you mean 'resnet18'"),
         ({"device": "tpu"}, "The device 'tpu' cannot be used here"),
         ({"log": ["tensorbord"]}, "did you mean 'tensorboard'"),

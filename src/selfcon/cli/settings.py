@@ -36,6 +36,7 @@ _MEANT = {
     "arch": "--model",
     "augmentation": "--augment.policy",
     "backbone": "--model",
+    "config": "--recipe",
     "dataset": "--data",
     "learning_rate": "--lr",
     "momentum": "--optim.momentum",

@@ -21,6 +21,7 @@ from selfcon.data.sources import load
 from selfcon.errors import BadImageError, name_some
 from selfcon.progress import track
 
+_FEW = 5  # images of a class
 _DARK = 32  # of 255; files of 16 bits of which 12 are used come to 15
 
 
@@ -84,6 +85,9 @@ def check(
     if ignored:
         warnings.append(f"EXIF data of {_count(ignored, 'image')} cannot be read; it was ignored.")
     warnings += _find_blank([sample for every in samples.values() for sample in every])
+    few = [name for name, count in counts["train"].items() if 0 < count < _FEW]
+    if few:
+        warnings.append(f"Fewer than {_FEW} images to train with: {name_some(few)}.")
     others = count_others(Path(data)) if Path(data).is_dir() and not is_sharded(Path(data)) else 0
     if others:
         warnings.append(f"{_count(others, 'file')} {_be(others)} not taken for images, by the endings.")

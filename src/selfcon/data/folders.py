@@ -29,6 +29,8 @@ def load_folder(folder: Path, *, seed: int = 0, problems: list[str] | None = Non
     classes = list_classes(folder / "train")
     parts = [part for part in ("val", "test") if (folder / part).is_dir()]
     if not parts:
+        if others := [name for name in list_classes(folder) if name != "train" and name.lower() in _SPLIT_NAMES]:
+            raise InputMissingError(f"{folder} has {name_some(others)} beside train: call it test (or val).")
         raise InputMissingError(
             f"{folder} has train but neither test nor val beside it; "
             f"{folder / 'train'} alone would be split, a fifth to test on."
@@ -58,6 +60,8 @@ def _split_single(folder: Path, seed: int, problems: list[str] | None) -> Source
             f"{folder} has {name_some(splits)} in it, which look like splits and not like classes: "
             f"call them train and test (or val)."
         )
+    if len(classes) == 1 and len(list_classes(folder / classes[0])) > 1:
+        raise DataError(f"{folder} holds nothing but {classes[0]}, which has folders in it: use {folder / classes[0]}.")
     every = read_classes(folder, classes, problems)
     alone = [classes[label] for label in np.flatnonzero(np.bincount(every.labels, minlength=len(classes)) == 1)]
     if alone:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import lzma
 import math
 import os
@@ -106,12 +107,21 @@ def _load_file(path: Path) -> Source:
         return _load_npz(path)
     if path.is_file() and path.suffix.lower() == ".tar":
         raise UsageError(f"{path} is a tar file: name the folder that it and its like are in.")
+    if path.is_file() and path.suffix.lower() in (".csv", ".tsv", ".txt", ".json"):
+        raise DataError(
+            f"{path} is a list, and labels are the names of folders here: put the images (or links to them) into a "
+            f"folder for every class."
+        )
     if path.is_file():
         raise DataError(f"{path} is neither an .npz nor a file that `selfcon data pack` wrote.")
     hint = hint_path(path)
     if path.suffix or len(path.parts) > 1 or hint != ".":
         raise InputMissingError(f"There is no file or folder {path}{hint}")
-    raise unknown_name("data set (and there is no folder of that name)", str(path), list_sources())
+    near = difflib.get_close_matches(str(path).lower(), list_sources(), n=1)
+    raise UsageError(
+        f"There is no file or folder {path}, and no data set of that name"
+        + (f"; did you mean {near[0]!r}?" if near else f" ({', '.join(list_sources())}).")
+    )
 
 
 def list_sources() -> list[str]:

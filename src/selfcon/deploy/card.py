@@ -45,8 +45,10 @@ def write_card(
             }
         ],
     }
+    told = {"top1": "top 1", "top5": "top 5", "train_top1": "training images"}
+    told = {key: title for key, title in told.items() if any(key in each for each in accuracy.values())}
     rows = [
-        f"| {_plain(leave)} | {each['top1']:.1f} | {_number(each.get('top5'))} | {_number(each.get('train_top1'))} |"
+        f"| {' | '.join((_plain(leave), *(_number(each.get(key)) for key in told)))} |"
         for leave, each in accuracy.items()
     ]
     exits = "none" if network["exits"] in ("", "none") else f"`{network['exits']}`"
@@ -59,7 +61,7 @@ def write_card(
         f"# {_plain(name)}",
         "",
         f"A `{network['name']}` (width {network.get('width', 1.0):g}, exits {exits}) that tells {len(classes)} classes "
-        f"of images apart, trained by `{facts['method']}` with selfcon {environment.get('selfcon', '')}.",
+        f"of images apart, trained by the method `{facts['method']}` (selfcon {environment.get('selfcon', '')}).",
         "",
         "## Use",
         "",
@@ -75,8 +77,8 @@ def write_card(
         "",
         f"On the test images of {_plain(str(facts['data']))}, of the last epoch, in percent:",
         "",
-        "| exit | top 1 | top 5 | training images |",
-        "|---|---|---|---|",
+        f"| {' | '.join(('exit', *told.values()))} |",
+        "|---" * (1 + len(told)) + "|",
         *rows,
         "",
         *_calibration_lines(calibration),
@@ -92,7 +94,7 @@ def write_card(
         "## Limits",
         "",
         f"- It knows these classes and no others: {shown}{more}. Whatever it is shown, it names one of them, unless "
-        "`selfcon calibrate` gave it a threshold below which it says `unknown`.",
+        "`selfcon calibrate` found out which images are too strange or answers too unsure: it says `unknown` of them.",
         "- Accuracy is that on images like the ones above. Other cameras and other places must be tested.",
         "- Who or what is on the training images was not looked at, and neither was whether errors are evenly spread.",
         "",

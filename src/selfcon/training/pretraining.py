@@ -125,6 +125,23 @@ class Pretraining(Stage):
         shares = -world.most(-samples, labels.device), world.most(samples, labels.device)
         return cached_loss(self.net, images, loss, views=views, piece=settings.micro_batch, shares=shares)
 
+    def loss_of_nothing(self) -> float:
+        """What the loss of a full batch is where all features are equal, so that nothing is told apart."""
+        count = min(self.batch_size, self.samples)
+        labels = self._train.labels[torch.linspace(0, self.samples - 1, count).long()].cpu()
+        features = torch.ones(count, self._method.views, 1 + len(self.net.exits), 2)
+        loss = self._settings.loss
+        return float(
+            self._method.loss(
+                features,
+                labels,
+                temperature=loss.temperature,
+                alpha=loss.alpha,
+                base_temperature=loss.base_temperature,
+                gather=False,
+            )
+        )
+
     def measure(self, epoch: int, module: nn.Module) -> dict[str, float]:
         found = {} if self._learned is None else {"temperature": float(self._learned.temperature.detach())}
         every = self._settings.watch.knn_every

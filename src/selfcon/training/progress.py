@@ -69,6 +69,7 @@ class Reporter:
         else:
             sys.stderr.write(f"{self.what}: {text}, {(self.total - seen) / rate:,.0f} s left\n")
             sys.stderr.flush()
+            self.first, self.start = seen, now  # the next line tells of what follows, without what came slow at first
 
     def end_epoch(self, line: dict[str, Any]) -> None:
         """After an epoch, with what was noted of it."""

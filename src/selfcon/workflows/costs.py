@@ -1,4 +1,7 @@
-"""What a run will cost on this machine, from two small batches: time goes with the images, memory with the batch."""
+"""What a run will cost on this machine, from small batches: time goes with the images, memory with the batch.
+
+On a CPU, whose times depend on what else it does, one network is timed and the others follow by their operations.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from selfcon.config import Settings
 from selfcon.errors import MemoryShortageError, SelfconError
@@ -20,6 +24,7 @@ from selfcon.networks.registry import create_model
 from selfcon.training.loop import memory_format
 
 _CLASSES = 100
+_TIMED_OPERATIONS, _MOST_TIMED = 5e10, 64  # on a CPU, of a step that is timed, and its samples
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class Estimator:
         self.device = device
         self.samples = 128 if device.type == "cuda" else 4
         self._known: dict[tuple[object, ...], tuple[float, float, float, int]] = {}
+        self._rate: float | None = None  # operations a second
 
     def estimate(self, settings: Settings, images: int) -> Cost:
         """For so many training images."""
@@ -97,15 +103,25 @@ class Estimator:
             net.zero_grad(set_to_none=True)
             return sum(storages.values())
 
-        def forward() -> None:
-            images = torch.randn(self.samples, 3, size, size, device=self.device)
+        def forward(samples: int) -> None:
+            images = torch.randn(samples, 3, size, size, device=self.device)
             with torch.no_grad(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16):
                 net.eval()(images)
 
-        step(2)
+        with FlopCounterMode(display=False) as counted:
+            step(2)
+        operations = counted.get_total_flops() / 2
         kept = (step(2 * self.samples) - step(self.samples)) / self.samples
-        train = self._time(lambda: step(self.samples)) / self.samples
-        probe = self._time(forward) / self.samples
+        if self.device.type == "cuda":
+            train = self._time(lambda: step(self.samples)) / self.samples
+            probe = self._time(lambda: forward(self.samples)) / self.samples
+        else:
+            with FlopCounterMode(display=False) as counted:
+                forward(2)
+            if self._rate is None:
+                samples = 2 * int(min(_MOST_TIMED, max(self.samples, _TIMED_OPERATIONS / operations)) / 2)
+                self._rate = samples * operations / self._time(lambda: step(samples))
+            train, probe = operations / self._rate, counted.get_total_flops() / 2 / self._rate
         weights = sum(each.numel() for each in net.parameters()) * 4
         self._known[key] = train, probe, kept, 3 * weights  # weights, gradients, momentum
         return self._known[key]

@@ -36,6 +36,7 @@ from selfcon.workflows.settings import collect_settings
 from selfcon.workflows.task import Running, Task, check_settings, make_policy, prepare, weights_file
 
 Result = dict[str, Any]
+_LEARNT_NOTHING = 0.99  # of the loss of features that are all equal
 
 
 def fit(
@@ -193,9 +194,12 @@ def _run(run: RunFolder, settings: Settings, running: Running, world: World, sto
     _check_stop(world, stop, device)
     forget_peak_memory(device)
     work = partial(train_stage, run=run, device=device, stop=stop, log=write_log, compiled=running.compile)
-    encoder = work(make_pretraining(task, lambda epoch, module: save_encoder(run, epoch, module)))
+    pretraining = make_pretraining(task, lambda epoch, module: save_encoder(run, epoch, module))
+    encoder = work(pretraining)
     net, spent = encoder.module, [encoder]
     assert isinstance(net, MultiExitNetwork)
+    if task.method.stages == 2 and not settings.loss.learn_temperature:
+        _tell_what_was_learnt(run.read_metrics(), pretraining.loss_of_nothing(), labelled=task.method.uses_labels)
     if task.method.stages == 2 and probe:
         forget_peak_memory(device)
         with explaining_shortage(settings, device, probing=True):
@@ -227,6 +231,17 @@ def _run(run: RunFolder, settings: Settings, running: Running, world: World, sto
     if world.is_main:
         run.write("report.html", render([read_page(run.path)]).encode("utf-8", "replace"))
     return result
+
+
+def _tell_what_was_learnt(metrics: list[dict[str, Any]], nothing: float, *, labelled: bool) -> None:
+    """Where that is next to nothing: whoever looks at the curve alone takes it for one that has come to its end."""
+    last = next((line["loss"] for line in reversed(metrics) if line["stage"] == "pretrain"), None)
+    if last is not None and last > _LEARNT_NOTHING * nothing:
+        other = ", or --method selfcon-1stage" if labelled else ""
+        say(
+            f"note: the loss ended at {last:.2f}, and is {nothing:.2f} where nothing is told apart: "
+            f"the encoder has hardly begun to learn. More --epochs or a smaller --batch-size help{other}"
+        )
 
 
 def _check_stop(world: World, stop: Stop, device: torch.device) -> None:
