@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import threading
 import time
@@ -76,6 +77,8 @@ def test_many_runs_on_one_page(runs: Path, tmp_path: Path) -> None:
     assert "<img src=x" not in page
     assert "&lt;img src=x onerror=alert(1)&gt;" in page
     assert page.count("<section ") == 2
+    assert "network resnet18, width 0.125, data stripes.npz" in re.sub(r"data \S*/", "data ", page)
+    assert ">network<" not in page
 
 
 def test_runs_that_differ_in_their_seed_are_taken_together(runs: Path, tmp_path: Path) -> None:

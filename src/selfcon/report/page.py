@@ -17,6 +17,7 @@ from selfcon.evaluation.answers import distinct
 from selfcon.report.plots import draw_curves, draw_together, sort_answers
 from selfcon.report.seeds import group_by_seed
 
+_MAY_BE_SAME = ("epochs", "seed", "network", "data", "device")
 _MOST_COLUMNS = 6  # of settings that differ
 
 
@@ -87,12 +88,14 @@ def render(pages: Sequence[RunPage], *, refresh: int | None = None) -> str:
     environment.filters["number"] = _number
     environment.filters["distinct"] = distinct
     environment.filters["breakable"] = _breakable
+    columns, same = _tabulate(pages) if len(pages) > 1 else (None, "")
     script = (files("selfcon.report") / "templates" / "report.js").read_text(encoding="utf-8")
     return environment.get_template("report.html").render(
         pages=pages,
         curves=[draw_curves(page.metrics) if page.metrics else None for page in pages],
         together=draw_together(pages) if len(pages) > 1 else None,
-        columns=_columns(pages) if len(pages) > 1 else None,
+        columns=columns,
+        same=same,
         seeds=tabulate_seeds(pages),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -100,8 +103,21 @@ def render(pages: Sequence[RunPage], *, refresh: int | None = None) -> str:
     )
 
 
+def _tabulate(pages: Sequence[RunPage]) -> tuple[Table, str]:
+    """The table of many runs, a line each, and what would be the same in all lines."""
+    table = _columns(pages)
+    same = {
+        name: str(table.rows[0][place])
+        for place, name in enumerate(table.header)
+        if name in _MAY_BE_SAME and len({str(row[place]) for row in table.rows}) == 1
+    }
+    places = [place for place, name in enumerate(table.header) if name not in same]
+    rows = [[row[place] for place in places] for row in table.rows]
+    told = ", ".join(f"{name} {value}" for name, value in same.items())
+    return Table([table.header[place] for place in places], rows), told
+
+
 def _columns(pages: Sequence[RunPage]) -> Table:
-    """The table of many runs, a line each."""
     exits = sort_answers(name for page in pages if page.result for name in distinct(page.result.get("accuracy", {})))
     papers = [name for name in exits if any(name in page.paper for page in pages)]
     differing = _differing(pages)

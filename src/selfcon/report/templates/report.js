@@ -27,12 +27,13 @@ for (const table of document.querySelectorAll("table.sortable")) {
 const filter = document.querySelector("#filter");
 if (filter) {
   const shown = document.querySelector("#shown");
+  const same = document.querySelector("#same")?.textContent ?? "";  // what every row would say
   filter.hidden = false;
   filter.addEventListener("input", () => {
     const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
     let count = 0;
     for (const row of document.querySelectorAll("table.sortable tbody tr")) {
-      const text = row.textContent.toLowerCase();
+      const text = `${row.textContent} ${same}`.toLowerCase();
       row.hidden = !words.every((word) => text.includes(word));
       const section = document.getElementById(row.dataset.run);
       if (section) section.hidden = row.hidden;
