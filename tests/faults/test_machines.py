@@ -53,7 +53,7 @@ def run_script(place: Path, script: str, *words: str, processes: int = 1) -> sub
 
 _LITTLE_MEMORY = """
 import resource, sys
-import torch, selfcon.workflows, selfcon.report.page, matplotlib.pyplot
+import torch, selfcon.workflows.pipeline, selfcon.report.page, matplotlib.pyplot
 from pathlib import Path
 size = next(int(l.split()[1]) for l in Path("/proc/self/status").read_text().splitlines() if l.startswith("VmSize"))
 resource.setrlimit(resource.RLIMIT_AS, (1024 * size + (400 << 20),) * 2)

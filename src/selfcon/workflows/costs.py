@@ -6,6 +6,7 @@ On a CPU, whose times depend on what else it does, one network is timed and the 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import traceback
 from collections.abc import Iterator
@@ -55,7 +56,7 @@ class Estimator:
 
     def most_samples(self, settings: Settings) -> int:
         """How many samples should fit the free memory at a time, as a power of two."""
-        _, _, kept, fixed = self._measure(settings)
+        _, _, kept, fixed = self._measure(settings, timed=False)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
             free = torch.cuda.mem_get_info(self.device)[0]
@@ -64,8 +65,11 @@ class Estimator:
         most = int((0.9 * free - fixed) / max(kept, 1))
         return 1 << (min(most, settings.batch_size).bit_length() - 1) if most > 0 else 0
 
-    def _measure(self, settings: Settings) -> tuple[float, float, float, int]:
-        """Seconds an image of training and of a forward, bytes kept of an image, and bytes that are there anyway."""
+    def _measure(self, settings: Settings, *, timed: bool = True) -> tuple[float, float, float, int]:
+        """Seconds an image of training and of a forward, bytes kept of an image, and bytes that are there anyway.
+
+        Without `timed` no seconds, and no more memory than a few samples take.
+        """
         method = get_method(settings.method)
         size = settings.image_size or 32
         network = (settings.model, settings.width, settings.exits, settings.norm, settings.projection_dim)
@@ -112,6 +116,9 @@ class Estimator:
             step(2)
         operations = counted.get_total_flops() / 2
         kept = (step(2 * self.samples) - step(self.samples)) / self.samples
+        fixed = 3 * sum(each.numel() for each in net.parameters()) * 4  # weights, gradients, momentum
+        if not timed:
+            return math.nan, math.nan, kept, fixed
         if self.device.type == "cuda":
             train = self._time(lambda: step(self.samples)) / self.samples
             probe = self._time(lambda: forward(self.samples)) / self.samples
@@ -122,8 +129,7 @@ class Estimator:
                 samples = 2 * int(min(_MOST_TIMED, max(self.samples, _TIMED_OPERATIONS / operations)) / 2)
                 self._rate = samples * operations / self._time(lambda: step(samples))
             train, probe = operations / self._rate, counted.get_total_flops() / 2 / self._rate
-        weights = sum(each.numel() for each in net.parameters()) * 4
-        self._known[key] = train, probe, kept, 3 * weights  # weights, gradients, momentum
+        self._known[key] = train, probe, kept, fixed
         return self._known[key]
 
     def _time(self, work: object) -> float:
