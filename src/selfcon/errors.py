@@ -78,6 +78,11 @@ class SelfconWarning(UserWarning):
     """Something that is allowed and probably not wanted."""
 
 
+def is_shortage(error: Exception) -> bool:
+    """Whether it is torch's way to say that memory does not suffice, on a GPU or beside it."""
+    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+
+
 def printable(text: str) -> str:
     """Text that cannot move the cursor or begin a line of its own: what is not printable is written as an escape."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

@@ -144,7 +144,8 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_outlines_that_crash_pycocotools_are_refused(changes: dict[str, object], task: str, tmp_path: Path) -> None:
-    pytest.importorskip("pycocotools")
+    if task == "segment":
+        pytest.importorskip("pycocotools")
     with pytest.raises(DataError, match=r"a\.jpg has a (box|mask)"):
         load_scenes(write_coco(tmp_path, **changes), task)  # type: ignore[arg-type]
 

@@ -17,7 +17,7 @@ from typing import TextIO
 import selfcon
 from selfcon.cli.parsing import Parser
 from selfcon.cli.settings import show_all_settings
-from selfcon.errors import HungError, SelfconError, SelfconWarning, UsageError, printable, unknown_name
+from selfcon.errors import HungError, SelfconError, SelfconWarning, UsageError, is_shortage, printable, unknown_name
 from selfcon.progress import speaks
 
 _OUT_OF_MEMORY, _INTERRUPTED = 78, 130
@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> None:
         except Exception as error:
             if debug:
                 raise
-            if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error):  # torch's
+            if is_shortage(error):
                 _say("There is not enough memory for this.", own=True)
                 sys.exit(_OUT_OF_MEMORY)
             what = f"{type(error).__name__}: {error}"

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from selfcon.config import Settings
-from selfcon.errors import MemoryShortageError, SelfconError
+from selfcon.errors import MemoryShortageError, SelfconError, is_shortage
 from selfcon.losses.methods import get_method
 from selfcon.memory import free_memory
 from selfcon.networks.exits import parse_exits
@@ -150,7 +150,7 @@ def explaining_shortage(settings: Settings, device: torch.device, *, probing: bo
     try:
         yield
     except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+        if not is_shortage(error):
             raise
         raise _explain_shortage(settings, device, error, probing=probing) from None
 

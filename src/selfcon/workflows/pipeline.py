@@ -37,6 +37,7 @@ from selfcon.workflows.task import Running, Task, check_settings, make_policy, p
 
 Result = dict[str, Any]
 _LEARNT_NOTHING = 0.99  # of the loss of features that are all equal
+_LARGEST_TOLD = 4096  # images of a batch, for which that is a matter of two seconds
 
 
 def fit(
@@ -198,7 +199,8 @@ def _run(run: RunFolder, settings: Settings, running: Running, world: World, sto
     encoder = work(pretraining)
     net, spent = encoder.module, [encoder]
     assert isinstance(net, MultiExitNetwork)
-    if task.method.stages == 2 and not settings.loss.learn_temperature:
+    fixed = not settings.loss.learn_temperature
+    if world.is_main and task.method.stages == 2 and fixed and settings.batch_size <= _LARGEST_TOLD:
         _tell_what_was_learnt(run.read_metrics(), pretraining.loss_of_nothing(), labelled=task.method.uses_labels)
     if task.method.stages == 2 and probe:
         forget_peak_memory(device)
