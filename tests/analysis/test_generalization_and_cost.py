@@ -26,6 +26,26 @@ def test_the_classifier_is_that_of_scikit_learn() -> None:
     torch.testing.assert_close(ours(features).softmax(1), expected, atol=2e-3, rtol=0)
 
 
+def test_the_classifier_is_fitted_to_the_end_with_a_small_decay() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    torch.manual_seed(0)
+    labels = torch.arange(600) % 5
+    features = torch.randn(600, 20) + torch.nn.functional.one_hot(labels, 20)
+    features = torch.cat([features, features**2], 1)
+    theirs = LogisticRegression(C=1 / (1e-6 * 600), tol=1e-10, max_iter=10000).fit(features.numpy(), labels.numpy())
+
+    def loss(weight: torch.Tensor, bias: torch.Tensor) -> float:
+        logits = features.double() @ weight.double().T + bias
+        return float(torch.nn.functional.cross_entropy(logits, labels) + 0.5e-6 * weight.double().square().sum())
+
+    best = loss(torch.from_numpy(theirs.coef_), torch.from_numpy(theirs.intercept_))
+    cold = fit_linear(features, labels, decay=1e-6)
+    warm = fit_linear(features, labels, decay=1e-6, start=fit_linear(features, labels, decay=1e-3))
+    for each in (cold, warm):
+        assert loss(each.weight, each.bias) == pytest.approx(best, rel=1e-4)
+
+
 def test_train_and_test_accuracy() -> None:
     torch.manual_seed(0)
     train, test = torch.randn(60, 120), torch.randn(60, 120)

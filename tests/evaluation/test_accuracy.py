@@ -29,6 +29,19 @@ def test_top5_is_absent_below_six_classes() -> None:
     assert table(6) == {"ensemble": {"top1": 100.0, "top5": 100.0, "train_top1": 100.0}}
 
 
+def test_of_equal_logits_the_first_is_taken() -> None:
+    labels = torch.tensor([0, 1, 5, 9])
+    predictions = Predictions({"ensemble": torch.zeros(4, 10)}, labels)
+    assert predictions.top(1) == {"ensemble": 25.0}
+    assert predictions.top(5) == {"ensemble": 50.0}
+    assert predictions.top(6) == {"ensemble": 75.0}
+    logits = torch.randint(0, 3, (500, 10), generator=torch.Generator().manual_seed(0)).float()
+    labels = torch.arange(500) % 10
+    assert Predictions({"x": logits}, labels).top(1)["x"] == 100 * float((logits.argmax(1) == labels).double().mean())
+    unknown = torch.full((4, 10), torch.nan)
+    assert Predictions({"x": unknown}, torch.arange(4)).top(5) == {"x": 0.0}
+
+
 def test_counting_is_as_good_as_keeping() -> None:
     data = make_resident(selfcon.data.load("digits").test, size=16, device=torch.device("cpu"))
     net = selfcon.create_model("resnet18", exits="2:fc", width=0.125, image_size=16, num_classes=10)

@@ -77,7 +77,7 @@ def test_silence_keeps_its_promise() -> None:
     right = torch.tensor([True, True, False, True, True])
     traced = trace_risk(scores, right)
     assert traced.coverage.tolist() == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
-    assert traced.risk.tolist() == pytest.approx([0, 0, 1 / 3, 1 / 4, 1 / 5])
+    assert traced.risk.tolist() == pytest.approx([0, 1 / 4, 1 / 3, 1 / 4, 1 / 5])  # of equals, half a wrong one each
     assert choose_silence(traced, 34) == pytest.approx(0.6)  # all may speak: one wrong of five, and one more
     sure = trace_risk(torch.arange(100) / 100.0, torch.ones(100, dtype=torch.bool))
     assert choose_silence(sure, 5) == pytest.approx(0.0)
@@ -85,6 +85,8 @@ def test_silence_keeps_its_promise() -> None:
     assert choose_silence(trace_risk(scores, torch.zeros(5, dtype=torch.bool)), 5) == math.inf
     with pytest.raises(UsageError, match="between 0 and 100"):
         choose_silence(traced, 120)
+    for order in (torch.arange(100), torch.arange(100).flip(0)):  # scores that say nothing have no order
+        assert trace_risk(torch.ones(100), order >= 20).area == pytest.approx(20.0)
 
 
 def test_answers_are_ensembles_of_what_came_before() -> None:
@@ -175,6 +177,17 @@ def test_every_answer_has_a_threshold_of_its_own() -> None:
     for each in single:  # one threshold for all is never clearly better for its cost
         best = max(point.accuracy for point in points if point.cost <= each.cost + 0.02)
         assert best >= each.accuracy - 0.5
+
+
+def test_thresholds_tell_nearly_sure_answers_apart() -> None:
+    nearly = 1 - 2.0**-24  # what float32 has before 1
+    first = torch.tensor([[nearly, 1 - nearly]] * 490 + [[1.0, 0.0]] * 510)
+    last = torch.tensor([[0.0, 1.0]] * 490 + [[1.0, 0.0]] * 510)
+    labels = last.argmax(1)
+    points = trace([first, last], labels, [0.5, 1.0], "confidence")
+    assert any(point.accuracy == 100 and point.cost < 0.8 for point in points)
+    for point in points:
+        assert follow([first, last], labels, [0.5, 1.0], Rule("confidence", point.thresholds)) == point
 
 
 @pytest.mark.parametrize("kind", [Neighbours, Mahalanobis])

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
 from safetensors.torch import save_file
 
 import selfcon
+from selfcon.data.source import ArrayImages, Source
+from selfcon.data.thinning import thin
 from selfcon.errors import InputMissingError, UsageError
 from selfcon.workflows.settings import collect_settings
 from selfcon.workflows.task import prepare
@@ -29,6 +32,16 @@ def test_uneven_classes_in_balance(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     train = open_run(folder, "cpu").split("train")  # and it is what was trained on
     assert torch.bincount(train.labels).tolist() == [40, 20, 10, 5]
+
+
+@pytest.mark.parametrize(("classes", "imbalance", "images"), [(100, 100, 10847), (100, 10, 19573), (10, 100, 12406)])
+def test_uneven_classes_are_those_of_long_tailed_cifar(classes: int, imbalance: int, images: int) -> None:
+    labels = np.arange(50000) % classes
+    arrays = ArrayImages(np.zeros((50000, 1, 1, 3), np.uint8), labels, "long")
+    source = Source("long", tuple(map(str, range(classes))), train=arrays, test=arrays)
+    sizes = np.bincount(thin(source, per_class=None, imbalance=imbalance, seed=0).train.labels)
+    assert (sizes[0], sizes[-1]) == (50000 // classes, 50000 // classes // imbalance)
+    assert sizes.sum() == images
 
 
 def test_few_labels(tmp_path: Path) -> None:

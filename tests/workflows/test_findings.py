@@ -47,6 +47,10 @@ def test_accuracy_elsewhere(tmp_path: Path) -> None:
     other = {**linear("selfcon", 20.0), "data": "flowers102-small"}
     write(tmp_path / "transfer" / "classify-flowers102-small-0" / "classify.json", other)
     assert found_in(tmp_path, cell) == 82.0
+    write(tmp_path / "model.json", {"image_size": 224})
+    smaller = {**linear("selfcon", 20.0), "image_size": 64}
+    write(tmp_path / "transfer" / "classify-flowers102-64px-0" / "classify.json", smaller)
+    assert found_in(tmp_path, cell) == 82.0
     (tmp_path / "transfer" / "classify-flowers102-2").mkdir()
     (tmp_path / "transfer" / "classify-flowers102-2" / "classify.json").write_text('{"data": ')  # half written
     assert found_in(tmp_path, cell) == 82.0

@@ -80,6 +80,17 @@ def test_it_learns_and_the_numbers_about_it_agree(stripes: Path, tmp_path: Path)
         selfcon.evaluate(run, split="dev")
 
 
+def test_the_loss_of_an_epoch_is_that_of_its_images(tmp_path: Path) -> None:
+    data = str(write_stripes(tmp_path / "stripes.npz", train=99))
+    losses = []
+    for batch_size in (48, 99):  # the last batch has 3 images, and nothing is learnt
+        run = tmp_path / str(batch_size)
+        options: Any = {"width": 0.125, "norm": "group", "precision": "fp32", "device": "cpu"}
+        selfcon.fit(data=data, out=run, method="ce", epochs=1, batch_size=batch_size, lr=1e-12, **options)
+        losses.append(json.loads((run / "metrics.jsonl").read_text().splitlines()[0])["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
 @pytest.mark.parametrize("method", ["selfcon", "supcon", "simclr"])
 def test_an_encoder_that_has_not_begun_to_learn_is_told(
     method: str, stripes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

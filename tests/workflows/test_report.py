@@ -59,12 +59,15 @@ def test_what_other_verbs_left_is_shown(runs: Path, tmp_path: Path) -> None:
     segmented = {"task": "segment", "method": "selfcon", "data": "voc", "miou": 17.75}
     (run / "transfer" / "segment-voc-encoder-0" / "results.json").write_text(json.dumps(segmented))
     each = {"mean_error": 44.4, "relative_error": 12.3}
+    errors = {"backbone": {"fog": [33.0, 35.0], "contrast": [34.0, 36.0]}}
     corrupted = {"clean_error": {"backbone": 32.1}, "summary": {"backbone": each}}
+    corrupted |= {"errors": errors, "severities": [1, 2], "images": 1500}
     (run / "transfer" / "corruption.json").write_text(json.dumps(corrupted))
     sections = {section.title: section for section in read_page(run).sections}
     assert sections["Other classes"].table.rows == [["classify-birds-0", "selfcon", "linear", 61.25, 63.5]]  # type: ignore[union-attr]
     assert sections["Scenes"].table.rows[0][-2:] == ["miou", 17.75]  # type: ignore[union-attr]
     assert sections["Corrupted images"].table.rows == [["backbone", 32.1, 44.4, 12.3]]  # type: ignore[union-attr]
+    assert sections["Corrupted images"].text.startswith("2 corruptions at 2 severities of 1,500 images")
     assert "44.4" in write_report([run]).read_text()
 
 

@@ -39,10 +39,10 @@ _TOGETHER = 8  # batches that are measured at once
 
 @dataclass(frozen=True)
 class Estimate:
-    """Information in nats: the mean of several critics and how far they lie apart. `float()` gives the mean."""
+    """Information in nats: the mean of several critics and how far they lie apart. `float()` is the mean."""
 
     nats: float
-    spread: float
+    spread: float | None  # of one critic, none
     values: tuple[float, ...]
     estimator: str
     samples: int
@@ -54,7 +54,7 @@ class Estimate:
     @property
     def resolved(self) -> bool:
         """Whether the values lie well below what the estimator could show at all, and near each other."""
-        return max(self.values) < 0.8 * self.ceiling and self.spread <= max(0.5, 0.5 * self.nats)
+        return max(self.values) < 0.8 * self.ceiling and (self.spread or 0.0) <= max(0.5, 0.5 * self.nats)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -116,7 +116,7 @@ def estimate(
             values.append(work.run(critic, steps=steps, lr=lr, patience=patience))
     found = Estimate(
         statistics.fmean(values),
-        statistics.stdev(values) if seeds > 1 else 0.0,
+        statistics.stdev(values) if seeds > 1 else None,
         tuple(values),
         estimator,
         len(a),
@@ -130,7 +130,7 @@ def estimate(
 def _explain(found: Estimate, batch_size: int) -> str:
     """Why a value is not resolved."""
     if max(found.values) < 0.8 * found.ceiling:
-        return f"gave values {found.spread:.1f} nats apart: there are too few samples, or too much information"
+        return f"gave values {found.spread or 0.0:.1f} nats apart: there are too few samples, or too much information"
     if found.estimator == "infonce":
         limit = f"can show no more than {found.ceiling:.2f}, the log of its batch of {batch_size}"
         return f"found {found.nats:.2f} nats and {limit}: the information may be larger"

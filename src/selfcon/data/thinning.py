@@ -16,7 +16,7 @@ def thin(source: Source, *, per_class: int | None, imbalance: float | None, seed
     """The source with a part of its training images.
 
     `per_class` keeps so many of every class. `imbalance` makes the first class that many times as large as the last,
-    the ones between in equal ratios, as in the long-tailed forms of CIFAR.
+    the ones between in equal ratios, rounded down as in the long-tailed forms of CIFAR.
     """
     if per_class is None and imbalance is None:
         return source
@@ -25,7 +25,7 @@ def thin(source: Source, *, per_class: int | None, imbalance: float | None, seed
     wanted = sizes.copy()
     if imbalance is not None:
         ratios = imbalance ** (-np.arange(len(sizes)) / max(1, len(sizes) - 1))
-        wanted = np.minimum(wanted, np.maximum(1, np.round(sizes.max() * ratios)).astype(np.int64))
+        wanted = np.minimum(wanted, np.maximum(1, np.floor(sizes.max() * ratios + 1e-9)).astype(np.int64))
     if per_class is not None:
         wanted = np.minimum(wanted, per_class)
         if int(sizes.min()) < per_class:

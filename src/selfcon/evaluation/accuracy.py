@@ -24,14 +24,24 @@ class Predictions:
     labels: Tensor
 
     def top(self, k: int) -> dict[str, float]:
-        """Percent of samples whose label is among the k likeliest, by exit; for k of more than the classes, nothing."""
+        """Percent of samples whose label is among the k likeliest, by exit; for k of more than the classes, nothing.
+
+        Of equal logits the first counts as the likelier one, as for argmax.
+        """
         classes = next(iter(self.logits.values())).shape[1]
         if k > classes:
             return {}
         return {
-            name: 100 * float((logits.topk(k, dim=1).indices == self.labels[:, None]).any(1).double().mean())
+            name: 100 * float((_places(logits, self.labels) < k).double().mean())
             for name, logits in self.logits.items()
         }
+
+
+def _places(logits: Tensor, labels: Tensor) -> Tensor:
+    """How many classes [N] are taken to be likelier than the label; whatever is no number is."""
+    own = logits.gather(1, labels[:, None])
+    earlier = torch.arange(logits.shape[1], device=logits.device) < labels[:, None]
+    return (~(logits <= own) | ((logits == own) & earlier)).sum(1)
 
 
 @contextmanager

@@ -109,11 +109,16 @@ class RiskCoverage:
 
 
 def trace_risk(scores: Tensor, right: Tensor) -> RiskCoverage:
-    """What keeping silent below a score would do; `right` says which answers are."""
+    """What keeping silent below a score would do; `right` says which answers are.
+
+    Of answers with equal scores, whose order says nothing, each counts as wrong as they are on average.
+    """
     order = scores.argsort(descending=True, stable=True)
-    wrong = (~right[order].bool()).double().cumsum(0)
+    wrong = (~right[order].bool()).double()
+    _, group, sizes = scores[order].unique_consecutive(return_inverse=True, return_counts=True)
+    shares = torch.zeros(len(sizes), dtype=torch.double, device=scores.device).index_add_(0, group, wrong) / sizes
     given = torch.arange(1, len(order) + 1, dtype=torch.double, device=scores.device)
-    return RiskCoverage(given / len(order), wrong / given, scores[order])
+    return RiskCoverage(given / len(order), shares[group].cumsum(0) / given, scores[order])
 
 
 def choose_silence(traced: RiskCoverage, most_wrong: float) -> float:

@@ -91,7 +91,7 @@ class Rule:
         """Who is content [N] with the last of the answers so far."""
         given = self.thresholds
         least = given[len(probabilities) - 1] if isinstance(given, tuple) else given
-        return sureness(probabilities, self.criterion) >= least
+        return sureness(probabilities, self.criterion).double() >= least  # thresholds are, and many scores lie near 1
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,32 @@ from torch import Tensor, nn
 from selfcon.errors import DataError, UsageError
 
 
-def fit_linear(features: Tensor, labels: Tensor, *, decay: float = 1e-3, rounds: int = 200) -> nn.Linear:
-    """The classifier of least cross-entropy, with `decay` times half its squared weights, on features [N, D]."""
+def fit_linear(
+    features: Tensor, labels: Tensor, *, decay: float = 1e-3, rounds: int = 1000, start: nn.Linear | None = None
+) -> nn.Linear:
+    """The classifier of least cross-entropy, with `decay` times half its squared weights, on features [N, D].
+
+    From `start`, say the classifier of another decay, it is found sooner.
+    """
     if decay <= 0:
         raise UsageError(f"The decay must be greater than 0, or there is no one solution, not {decay}.")
     classes = int(labels.max()) + 1
     if len(labels.unique()) < 2:
         raise DataError("All these images are of one class, so there is nothing to classify.")
     linear = nn.Linear(features.shape[1], classes).to(features.device, torch.float32)
-    nn.init.zeros_(linear.weight)
-    nn.init.zeros_(linear.bias)
+    if start is None:
+        nn.init.zeros_(linear.weight)
+        nn.init.zeros_(linear.bias)
+    else:
+        linear.load_state_dict(start.state_dict())
     solver = torch.optim.LBFGS(
-        linear.parameters(), max_iter=rounds, history_size=20, line_search_fn="strong_wolfe", tolerance_grad=1e-5
+        linear.parameters(),
+        max_iter=rounds,
+        max_eval=2 * rounds,
+        tolerance_grad=1e-7,
+        tolerance_change=1e-12,
+        history_size=20,
+        line_search_fn="strong_wolfe",
     )
 
     def closure() -> Tensor:

@@ -32,7 +32,7 @@ def draw_information(runs: Sequence[Mapping[str, Any]]) -> Picture:
                     xs,
                     [e["nats"] for e in chosen.values()],
                     0.8 / len(runs),
-                    yerr=[e["spread"] for e in chosen.values()],
+                    yerr=[e["spread"] or 0.0 for e in chosen.values()],
                     color=colour_of_method(run["method"]),
                     hatch=_HATCHES[number % len(_HATCHES)],
                     edgecolor="white",

@@ -176,7 +176,11 @@ class _Worker:
 
     @property
     def samples_seen(self) -> int:
-        return self.epoch * self.stage.samples + min(self.batch * self.stage.batch_size, self.stage.samples)
+        return self.epoch * self.stage.samples + self.samples_of_epoch
+
+    @property
+    def samples_of_epoch(self) -> int:
+        return min(self.batch * self.stage.batch_size, self.stage.samples)
 
     @property
     def seconds(self) -> float:
@@ -188,7 +192,7 @@ class _Worker:
 
     def mean_loss(self) -> float:
         """Of this process, for somebody who watches."""
-        return float(self.trainer.loss_sum) / max(self.batch, 1)
+        return float(self.trainer.loss_sum) / max(self.samples_of_epoch, 1)
 
     def ask(self, stop: Stop, *, due: bool = False, always: bool = False) -> tuple[bool, bool]:
         """Whether any process was told to stop, and whether the main one says that a checkpoint is due.
@@ -224,7 +228,7 @@ class _Worker:
         line: dict[str, Any] = {
             "stage": self.stage.name,
             "epoch": self.epoch + 1,
-            "loss": float(self.stage.world.mean(self.trainer.loss_sum)) / max(self.batch, 1),
+            "loss": float(self.stage.world.mean(self.trainer.loss_sum)) / max(self.samples_of_epoch, 1),
             "lr": self.trainer.rate.at(self.step_number - 1),
         }
         self._level()

@@ -100,6 +100,7 @@ class Trainer:
         self.skipped = 0
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._step = stage.step = torch.zeros((), dtype=torch.int64, device=device)
+        self._samples = torch.zeros((), dtype=torch.float64, device=device)  # of this update, in all processes
         self._broken = torch.full((), -1, dtype=torch.int64, device=device)  # the first step that was not finite
         self._trained = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._waits = not self.on_gpu or self.scaler.is_enabled()  # for what came out of each update
@@ -125,13 +126,14 @@ class Trainer:
         return self.stage.unwrap(self.stage.module if self.average is None else self.average.module)
 
     def update(self, images: Tensor, labels: Tensor, step: int) -> None:
-        """Update number `step` (from 0), whose loss goes into `loss_sum`.
+        """Update number `step` (from 0), whose loss goes into `loss_sum`, once for every sample.
 
         Where that or the gradient is not finite, the weights stay as they are and NonFiniteError is raised: at once, or
         on a GPU within so many steps, and always by `check`.
         """
         lr = self.rate.at(step)
         self._step.fill_(step)
+        self._samples.fill_(self._count_samples(step))
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(lr)
@@ -177,7 +179,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None and not self.skipped:
             self.average.update(self.stage.module, self._step)
-        self.loss_sum += loss.detach()
+        self.loss_sum += self._samples * loss.detach()
 
     def _forward(self, images: Tensor, labels: Tensor) -> Tensor:
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.stage.precision)
@@ -189,6 +191,11 @@ class Trainer:
                 return loss(images, labels)
         except NonFiniteError as error:
             raise self._not_finite(str(error).rstrip("."), int(self._step)) from error
+
+    def _count_samples(self, step: int) -> int:
+        """How many an update has; the last of an epoch may have fewer."""
+        before = self.stage.batch_size * (step % self.stage.steps_per_epoch)
+        return min(self.stage.batch_size, self.stage.samples - before)
 
     def _count_skipped(self, length: Tensor) -> None:
         """float16's scaler skips a few updates until its scale is found; many in a row are no search any more."""

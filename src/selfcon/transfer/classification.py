@@ -83,8 +83,8 @@ def measure(logits: Mapping[str, Tensor], labels: Tensor) -> dict[str, dict[str,
 def _choose(features: Tensor, labels: Tensor, kept: Tensor, held: Tensor, decays: Sequence[float]) -> float:
     """The decay with the best accuracy on held-out samples; of equal ones the larger, which asks for less."""
     known, asked = standardise(features[kept], features[held])
-    scores = []
-    for decay in decays:
-        linear = fit_linear(known, labels[kept], decay=decay)
+    scores, linear = [], None
+    for decay in sorted(decays, reverse=True):
+        linear = fit_linear(known, labels[kept], decay=decay, start=linear)
         scores.append((float((linear(asked).argmax(1) == labels[held]).double().mean()), decay))
     return max(scores)[1]

@@ -77,7 +77,8 @@ def information(
                     device=run.device,
                 )
                 estimates.append({"between": pair, **value.to_dict()})
-                say(f"{run.name}: I({pair.replace(', ', '; ')}) by {estimator}: {value.nats:.3f} ± {value.spread:.3f}")
+                apart = "" if value.spread is None else f" ± {value.spread:.3f}"
+                say(f"{run.name}: I({pair.replace(', ', '; ')}) by {estimator}: {value.nats:.3f}{apart}")
         found.append(
             {
                 "run": run.name,

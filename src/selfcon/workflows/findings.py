@@ -45,7 +45,8 @@ def _transfer(folder: Path, cell: Cell) -> float | None:
     wanted = str(cell.condition["transfer"])
     if cell.quantity not in _SCENES:
         found = _of_whole_data(folder.glob("transfer/classify-*/classify.json"), wanted, "images")
-        found = [each for each in found if each["data"] == wanted]
+        own = read_facts(folder / "model.json").get("image_size")
+        found = [each for each in found if each["data"] == wanted and each.get("image_size", own) == own]
         numbers = [float(each["linear"]["accuracy"]["backbone"][each["metric"]]) for each in found if "linear" in each]
     else:
         task, number = _SCENES[cell.quantity]

@@ -254,7 +254,9 @@ def _show_transfer(folder: Path) -> list[Section]:
             for leave, each in summary.items()
         ]
         header = ["answer", "error, clean", *(name.replace("_", " ") for name in names)]
-        sections.append(Section("Corrupted images", "15 corruptions at 5 severities, in percent.", Table(header, rows)))
+        kinds, severities = len(next(iter(corrupted["errors"].values()))), len(corrupted["severities"])
+        text = f"{kinds} corruptions at {severities} severities of {corrupted['images']:,} images, in percent."
+        sections.append(Section("Corrupted images", text, Table(header, rows)))
     return sections
 
 
