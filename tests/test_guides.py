@@ -19,7 +19,7 @@ from selfcon.losses import Term
 from tests.cli.calling import call
 
 ROOT = Path(__file__).parents[1]
-METHOD, NETWORK, DATA, ANALYSIS, LAST = re.findall(
+METHOD, LOSS, NETWORK, DATA, ANALYSIS, LAST = re.findall(
     r"```python\n(.*?)```", (ROOT / "docs" / "guides" / "research.md").read_text(), flags=re.DOTALL
 )
 
@@ -37,7 +37,7 @@ def use(place: Path, *words: str) -> str:
 
 
 def test_each_takes_less_than_thirty_lines() -> None:
-    for block in (METHOD, NETWORK, DATA, ANALYSIS):
+    for block in (METHOD, LOSS, NETWORK, DATA, ANALYSIS):
         assert len([line for line in block.splitlines() if line.strip()]) < 30
 
 
@@ -46,6 +46,19 @@ def test_a_method_and_an_analysis_of_it(tmp_path: Path) -> None:
     (tmp_path / "analysis.py").write_text(ANALYSIS)
     assert "top1" in run(tmp_path, "method.py")
     assert "% agree" in run(tmp_path, "analysis.py")
+
+
+def test_a_loss_is_what_its_run_began_with(tmp_path: Path) -> None:
+    script = tmp_path / "loss.py"
+    script.write_text(LOSS)
+    first = run(tmp_path, "loss.py")
+    assert "top1" in first
+    assert run(tmp_path, "loss.py") == first
+    for change in ("margin=0.3", "amin(1)"):  # a field, and the code itself
+        script.write_text(LOSS.replace(change, {"margin=0.3": "margin=0.4", "amin(1)": "mean(1)"}[change]))
+        done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert "The method triplet is not the one that runs/triplet began with" in done.stderr
+        assert ("(margin)" if change == "margin=0.3" else "(code)") in done.stderr
 
 
 def test_a_network_and_a_data_set_with_all_verbs(tmp_path: Path) -> None:

@@ -224,7 +224,11 @@ def make_section(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
 def _describe(error: Any) -> str:
     name = ".".join(str(part) for part in error["loc"] if part not in ("function-after", "constrained-int"))
     message = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ")
-    return f"{name} {message}, not {error['input']!r}" if name else message
+    given = error["input"]
+    if name in ("data", "model") and not isinstance(given, str | int | float | list | dict | None):
+        adds = {"data": "selfcon.data.add_source", "model": "timm.models.register_model"}[name]
+        return f"{name} is a name, not a {type(given).__name__}: {adds} gives it one (docs/guides/research.md)"
+    return f"{name} {message}, not {given!r}" if name else message
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -22,6 +23,17 @@ from tests.workflows.conftest import write_stripes
 
 COMMAND = ["fit", "--data", "stripes.npz", "--width", "0.125", "--epochs", "3", "--batch-size", "8", "--device", "cpu"]
 COMMAND += ["--probe.epochs", "2", "--watch.knn_every", "2"]
+
+
+def test_runs_side_by_side_do_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    for asked, expected in (({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)):
+        for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in asked.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit):
+            main(["--version"])
+        assert os.environ.get("GOMP_SPINCOUNT") == expected
 
 
 @pytest.fixture

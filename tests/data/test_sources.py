@@ -226,6 +226,23 @@ def test_only_what_is_needed_of_an_npz_is_unpacked(tmp_path: Path) -> None:
         selfcon.data.load(tmp_path / "text.npz")
 
 
+def test_images_of_a_script(folder: Path) -> None:
+    paths: Any = sorted(folder.rglob("*.png"))
+    assert len(paths) > 2
+    labels: Any = [0] * len(paths)
+    images = selfcon.data.FileImages([str(path) for path in paths], labels)  # type: ignore[misc]
+    assert images.paths == paths
+    assert images.labels.tolist() == labels
+    with pytest.raises(DataError, match="1 labels for"):
+        selfcon.data.FileImages(paths, labels[:1])
+    wrong: list[Any] = [[0.5] * 4, ["a"] * 4, np.zeros((4, 2), np.int64)]
+    for each in wrong:
+        with pytest.raises(DataError, match="one whole number a label"):
+            selfcon.data.ArrayImages(np.zeros((4, 2, 2, 3), np.uint8), each, "mine")
+    with pytest.raises(UsageError, match="what a script adds is known to that script"):
+        selfcon.data.load("qqq")
+
+
 def test_a_path_is_never_a_name(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder.rename(tmp_path / "digits")

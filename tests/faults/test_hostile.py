@@ -436,6 +436,9 @@ def test_weights_of_strangers(tmp_path: Path) -> None:
     assert time.monotonic() - begun < 1
     assert not (tmp_path / CANARY).exists()
     assert list(read_weights(good, trust=True)) == ["module.conv1.weight"]
+    torch.save({"model": {"x": torch.ones(1)}, "path": Path("x")}, tmp_path / "more.pth")
+    with pytest.raises(UnsafeError, match=r"more than weights \(pathlib.*save its state_dict alone"):
+        read_weights(tmp_path / "more.pth", trust=True)
     for data in (header("{}", 1 << 60), tensors(a=([1 << 60], [0, 8])), tensors(a=([2], [0, 8]), b=([2], [4, 12]))):
         (tmp_path / "x.safetensors").write_bytes(data)
         begun = time.monotonic()

@@ -205,9 +205,12 @@ def test_an_unknown_method_gets_the_nearest_name() -> None:
 
 def test_a_method_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("selfcon.losses.methods._METHODS", dict(methods._METHODS))
+    monkeypatch.setattr("selfcon.losses.methods._ADDED", set())
     mine = selfcon.Method(name="mine", paper="", uses_exits=False, terms=(Term("F", "F", "F"),))
     assert selfcon.add_method(mine) is mine
     assert selfcon.get_method("mine") is mine
+    assert methods.describe_added("selfcon") is None
+    assert methods.describe_added("mine")["terms"][0]["anchors"] == "F"  # type: ignore[index]
     for taken in ("mine", "selfcon", "selfcon-mu-released"):
         with pytest.raises(UsageError, match=f"There is a method '{taken}' already"):
             selfcon.add_method(replace(mine, name=taken))

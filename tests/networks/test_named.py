@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import selfcon
 from selfcon import Exit
-from selfcon.errors import UsageError
+from selfcon.errors import InputMissingError, UsageError
 from selfcon.networks.backbones import _BUILDERS, Shape, create_encoder
 from selfcon.networks.names import NAMED
-from selfcon.networks.weights import load_encoder
+from selfcon.networks.weights import load_encoder, read_weights
 
 
 def test_every_name_has_its_builder() -> None:
@@ -201,6 +202,39 @@ def test_gradient_checkpointing_and_dropout_are_timms() -> None:
 def test_without_heads() -> None:
     out = selfcon.create_model("resnet18", width=0.125, projection_dim=None)(torch.randn(2, 3, 32, 32))
     assert (out.projections, out.logits, list(out.features)) == ({}, {}, ["backbone"])
+
+
+@pytest.mark.parametrize("prefix", ["encoder.module.", "module.encoder_q.", "backbone."])
+def test_weights_as_other_scripts_save_them(prefix: str, tmp_path: Path) -> None:
+    """SupContrast calls its short cuts so, and puts the options of the training beside the weights."""
+    theirs, ours = (selfcon.create_model("resnet18", width=0.125, image_size=32).encoder for _ in range(2))
+    named = {
+        f"{prefix}{key}".replace(".downsample.", ".shortcut."): value for key, value in theirs.state_dict().items()
+    }
+    assert any(".shortcut.0.weight" in key for key in named)
+    options = argparse.Namespace(model="resnet18", temp=0.1, betas=[0.9, 0.95])
+    torch.save({"opt": options, "model": {**named, "head.0.weight": torch.ones(3)}, "epoch": 7}, tmp_path / "last.pth")
+    load_encoder(ours, read_weights(tmp_path / "last.pth", trust=True), "last.pth")
+    for key, value in theirs.state_dict().items():
+        assert torch.equal(ours.state_dict()[key], value), key
+
+
+def test_a_hub_that_cannot_be_reached_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("Name or service not known\nand more")
+
+    monkeypatch.setattr("timm.create_model", refuse)
+    with pytest.raises(
+        InputMissingError, match=r"weights of resnet18 cannot be had here \(Name or service not known\)"
+    ):
+        selfcon.create_model("resnet18", pretrained=True)
+
+
+def test_networks_go_by_their_names() -> None:
+    with pytest.raises(UsageError, match=r"this is a Linear: timm\.models\.register_model gives it one"):
+        selfcon.create_model(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"data is a name, not a object: .*; model is a name, not a Linear"):
+        selfcon.fit(data=object(), model=torch.nn.Linear(1, 1), out="never")
 
 
 def test_weights_of_another_network_are_refused_whatever_they_are_called() -> None:

@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from selfcon.errors import DataError, InputMissingError, NonFiniteError, Selfcon
 from selfcon.networks.exits import parse_exits
 from selfcon.training.artifact import load_model
 from selfcon.workflows.doctor import examine, expected_positives
+from tests.cli.calling import call
 from tests.workflows.conftest import write_noise, write_stripes
 
 SMALL: dict[str, Any] = {"width": 0.125, "epochs": 2, "batch_size": 32, "probe.epochs": 3, "device": "cpu"}
@@ -156,6 +158,38 @@ def test_pretrain_and_probe_are_fit(stripes: Path, tmp_path: Path) -> None:
         selfcon.probe(tmp_path / "ce")
     with pytest.raises(InputMissingError):
         selfcon.probe(tmp_path / "nothing")
+
+
+def test_another_probe_on_the_same_encoder(stripes: Path, tmp_path: Path) -> None:
+    first = selfcon.fit(data=str(stripes), out=tmp_path / "run", **SMALL)
+    same = selfcon.probe(tmp_path / "run", out=tmp_path / "same", device="cpu")
+    assert same["accuracy"] == first["accuracy"]
+    other = selfcon.probe(tmp_path / "run", out=tmp_path / "longer", device="cpu", probe={"epochs": 9})
+    assert other["accuracy"] != first["accuracy"]
+    lines = [json.loads(line) for line in (tmp_path / "longer" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["stage"] for line in lines] == ["pretrain"] * 2 + ["probe"] * 9
+    nine: Any = {"probe.epochs": 9}
+    again = selfcon.probe(tmp_path / "run", out=tmp_path / "longer", device="cpu", **nine)
+    assert again == {**other, "already_done": True}
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("run", "longer")]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0] if not key.startswith("classif"))
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"out": tmp_path / "x", "epochs": 9}, "'epochs' cannot be set here"),
+        (nine, "a folder of its own"),
+        ({"out": tmp_path / "run", **nine}, "is the run itself"),
+        ({"out": tmp_path / "longer", "probe.epochs": 5}, "probe.epochs: 9 -> 5"),
+    ]
+    for wrong, words in refused:
+        with pytest.raises(UsageError, match=words):
+            selfcon.probe(tmp_path / "run", device="cpu", **wrong)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with pytest.raises(InputMissingError, match="no checkpoint of its encoder"):
+        selfcon.probe(tmp_path / "run", out=tmp_path / "y", device="cpu")
+    done = call("probe", tmp_path / "longer", "--out", tmp_path / "z", "--probe.epoch", "9", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        64,
+        "selfcon: Unknown option '--probe.epoch'; did you mean '--probe.epochs'?\n",
+    )
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

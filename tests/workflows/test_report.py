@@ -71,6 +71,16 @@ def test_what_other_verbs_left_is_shown(runs: Path, tmp_path: Path) -> None:
     assert "44.4" in write_report([run]).read_text()
 
 
+def test_tables_as_json(runs: Path, tmp_path: Path) -> None:
+    done = call("report", runs / "selfcon", runs / "supcon", "--out", tmp_path / "both.html", "--json", cwd=tmp_path)
+    told = json.loads(done.stdout)
+    assert [row["method"] for row in told["runs"]] == ["selfcon", "supcon"]
+    results = json.loads((runs / "supcon" / "results.json").read_text())
+    assert told["runs"][1]["backbone"] == results["accuracy"]["backbone"]["top1"]
+    assert told["seeds"][1]["accuracy"]["backbone"] == {"mean": told["runs"][1]["backbone"], "std": None}
+    assert "seed" not in told["seeds"][0]["settings"]
+
+
 def test_many_runs_on_one_page(runs: Path, tmp_path: Path) -> None:
     hostile = tmp_path / "<img src=x onerror=alert(1)>"
     shutil.copytree(runs / "supcon", hostile)

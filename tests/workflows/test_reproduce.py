@@ -42,6 +42,12 @@ def test_from_plan_to_comparison(tmp_path: Path) -> None:
         assert "n=2" in cell["verdict"]
     (order,) = compared["orders"]
     assert order["paper"] == [["selfcon-star"], ["selfcon"], ["selfcon-m"]]
+    nothing = call("reproduce", "compare", "T1", cwd=tmp_path).stdout
+    assert nothing.endswith(
+        "None of the runs in runs/reproduce/short or results is one of them; --results names others.\n"
+    )
+    missing = call("reproduce", "compare", "T1", "--results", "nope", cwd=tmp_path)
+    assert (missing.returncode, missing.stderr) == (66, "selfcon: There is no folder nope.\n")
     text = call("reproduce", "compare", *RUN, cwd=tmp_path).stdout
     assert "3 of 3 numbers are measured, those of training at scale smoke" in text
     assert all(", ".join(sorted(cell["folders"])) in text for cell in compared["cells"])

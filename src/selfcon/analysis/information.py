@@ -133,9 +133,9 @@ def _explain(found: Estimate, batch_size: int) -> str:
         return f"gave values {found.spread or 0.0:.1f} nats apart: there are too few samples, or too much information"
     if found.estimator == "infonce":
         limit = f"can show no more than {found.ceiling:.2f}, the log of its batch of {batch_size}"
-        return f"found {found.nats:.2f} nats and {limit}: the information may be larger"
-    limit = f"is not to be trusted from about {found.ceiling:.2f} on, the log of its mixed pairs"
-    return f"found {found.nats:.2f} nats and {limit}"
+        return f"found up to {max(found.values):.2f} nats and {limit}: the information may be larger"
+    limit = f"is not to be trusted near {found.ceiling:.2f}, the log of its mixed pairs"
+    return f"found up to {max(found.values):.2f} nats and {limit}"
 
 
 def infonce(scores: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ def run(options: argparse.Namespace, unknown: list[str]) -> int:
     from selfcon.workflows.doctor import examine
     from selfcon.workflows.settings import collect_settings
 
-    collect_settings(options.recipe, given, wrong)
+    collect_settings(options.recipe, given, wrong, tell=False)
 
     findings = examine(recipe=options.recipe, device=options.device, **given)
     if options.json:

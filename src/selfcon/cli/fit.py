@@ -33,7 +33,7 @@ def run_training(options: argparse.Namespace, unknown: list[str], verb: str) -> 
     from selfcon.losses.methods import get_method
     from selfcon.workflows.settings import collect_settings
 
-    settings = collect_settings(options.recipe, given, wrong)
+    settings = collect_settings(options.recipe, given, wrong, tell=False)
     if get_method(settings.method).stages == 1 and (unused := [name for name in given if name.startswith("probe.")]):
         say(f"note: {settings.method} trains in one stage, so --{unused[0]} does nothing")
     out = options.out or default_folder(settings)

@@ -21,6 +21,7 @@ from selfcon.errors import HungError, SelfconError, SelfconWarning, UsageError, 
 from selfcon.progress import speaks
 
 _OUT_OF_MEMORY, _INTERRUPTED = 78, 130
+_SPINS = "1000"  # enough for the short waits within a run; torch reads it when it is imported
 
 VERBS = {
     "fit": ("selfcon.cli.fit", "train, probe every exit and their ensemble, write a report: the main job"),
@@ -66,6 +67,7 @@ GROUPS = {
 def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit with its code: 0 done, 64 wrong usage, 65 bad data, and so on as `selfcon.errors` says."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    _share_cores()
     debug = "--debug" in arguments
     silent = contextlib.nullcontext() if speaks() else contextlib.redirect_stdout(io.StringIO())
     with warnings.catch_warnings(), silent:
@@ -100,6 +102,12 @@ def main(arguments: list[str] | None = None) -> None:
             sys.exit(SelfconError.exit_code)
 
 
+def _share_cores() -> None:
+    """Let OpenMP's threads wait asleep for each other, not awake: otherwise two runs side by side hardly get on."""
+    if "OMP_WAIT_POLICY" not in os.environ:  # what somebody asked for stays
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
+
+
 def run(arguments: list[str]) -> int:
     """The exit code of one command."""
     verb, rest = _find_verb(arguments)
@@ -112,8 +120,8 @@ def run(arguments: list[str]) -> int:
     module.add_arguments(parser)
     if getattr(module, "takes_settings", False):
         options, words = parser.parse_known_args(rest)
-        if options.help_all:
-            show_all_settings(getattr(options, "recipe", None))
+        if getattr(options, "help_all", False):
+            show_all_settings(getattr(options, "recipe", None), data=getattr(options, "data", None))
             return 0
         code: int = module.run(options, words)
     else:

@@ -31,7 +31,9 @@ class Parser(argparse.ArgumentParser):
             known = [option for action in self._actions for option in action.option_strings]
             if unknown[0].startswith("-"):
                 raise unknown_name("option", unknown[0].partition("=")[0], known)
-            raise UsageError(f"{self.prog} does not know what to do with {unknown[0]!r}.")
+            places = [action.dest for action in self._actions if not action.option_strings and action.nargs is None]
+            takes = f": it takes one {places[0]}" if len(places) == 1 else ""
+            raise UsageError(f"{self.prog} does not know what to do with {unknown[0]!r}{takes}.")
         return options
 
     def error(self, message: str) -> NoReturn:

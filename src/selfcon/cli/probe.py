@@ -1,6 +1,9 @@
 """Train linear classifiers on every exit of a pretrained run, and report its accuracy.
 
+With --out, in another folder and with other settings of the probe, as often as you like: nothing is pretrained again.
+
 example: selfcon probe runs/supcon
+         selfcon probe runs/supcon --out runs/supcon-longer-probe --probe.epochs 200 --probe.lr 1.0
 """
 
 from __future__ import annotations
@@ -10,19 +13,31 @@ from pathlib import Path
 
 from selfcon.cli.parsing import Parser
 from selfcon.cli.results import show_result
-from selfcon.cli.settings import add_compile, add_running
+from selfcon.cli.settings import add_compile, add_running, read_probe_settings
+
+takes_settings = True
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("run", type=Path, help="the folder of a run that `selfcon pretrain` made")
+    parser.add_argument("run", type=Path, help="the folder of a run that `selfcon pretrain` or `selfcon fit` made")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="a new run folder, beside that one (default: the same)")
+    parser.add_argument("--overwrite", action="store_true", help="start anew in that folder")
     add_running(parser)
     add_compile(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, unknown: list[str]) -> int:
+    given = read_probe_settings(options, unknown)
     from selfcon import workflows
 
-    log = [name for name in options.log.split(",") if name]
-    result = workflows.probe(options.run, device=options.device, compile=options.compile, log=log)
-    show_result(result, options.run, as_json=options.json)
+    result = workflows.probe(
+        options.run,
+        out=options.out,
+        overwrite=options.overwrite,
+        device=options.device,
+        compile=options.compile,
+        log=[name for name in options.log.split(",") if name],
+        **given,
+    )
+    show_result(result, options.out or options.run, as_json=options.json)
     return 0

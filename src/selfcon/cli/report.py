@@ -3,6 +3,7 @@
 example: selfcon report runs/birds
          selfcon report runs/* --out compare.html
          selfcon report runs/birds --watch
+         selfcon report runs/* --json
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from selfcon.cli.parsing import Parser
+from selfcon.cli.parsing import Parser, print_json
 from selfcon.cli.results import print_table
 
 if TYPE_CHECKING:
@@ -33,15 +34,24 @@ def add_arguments(parser: Parser) -> None:
         help=f"write it again every {_USUAL:.0f} seconds until all runs are done; an open page follows",
     )
 
+    parser.add_argument(
+        "--json", action="store_true", help="print the tables of runs and of seeds as one JSON document"
+    )
+
 
 def run(options: argparse.Namespace) -> int:
-    from selfcon.report.page import tabulate_seeds
+    from selfcon.report.page import tabulate_runs, tabulate_seeds
+    from selfcon.report.seeds import group_by_seed
     from selfcon.workflows.reporting import write_report
 
     told: list[Path] = []
 
     def tell(path: Path, pages: Sequence[RunPage]) -> None:
-        if not told:
+        if not told and options.json:
+            table = tabulate_runs(pages)
+            runs = [dict(zip(table.header, row, strict=True)) for row in table.rows]
+            print_json({"report": str(path), "runs": runs, "seeds": [each.to_dict() for each in group_by_seed(pages)]})
+        elif not told:
             if seeds := tabulate_seeds(pages):
                 print_table(seeds.header, seeds.rows)
             print(f"Report: {path}", flush=True)

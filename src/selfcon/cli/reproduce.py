@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from selfcon.cli.parsing import Parser, print_json
 from selfcon.cli.settings import add_compile
-from selfcon.errors import UsageError
+from selfcon.errors import InputMissingError, UsageError, hint_path
 from selfcon.progress import say
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument("--data", action="append", default=[], metavar="NAME=PATH", help="where a data set lies")
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), metavar="DIR", help="where runs go")
-    parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="further finished runs")
+    parser.add_argument("--results", type=Path, metavar="DIR", help="further finished runs (default: results)")
     parser.add_argument("--device", default="auto", metavar="STR", help="cpu, cuda, ... (default: auto)")
     add_compile(parser)
     parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
@@ -244,11 +244,18 @@ def _run(options: argparse.Namespace) -> int:
     return failed[0][1].exit_code if failed else 0
 
 
+def _folders(options: argparse.Namespace) -> list[Path]:
+    """Where finished runs are looked for."""
+    return [options.out / options.scale, options.results or Path("results")]
+
+
 def _comparisons(options: argparse.Namespace) -> list[Comparison]:
     from selfcon.workflows.findings import find_costs
     from selfcon.workflows.reproduce import compare, find_runs, parse_data, select
 
-    folders = [options.out / options.scale, options.results]
+    if options.results is not None and not options.results.is_dir():
+        raise InputMissingError(f"There is no folder {options.results}{hint_path(options.results)}")
+    folders = _folders(options)
     runs = find_runs(folders, parse_data(options.data))
     return compare(select(_named(options), options.only), options.scale, runs, find_costs([Path(), *folders]))
 
@@ -276,4 +283,6 @@ def _compare(options: argparse.Namespace) -> int:
         f"{len(compared) - missing} of {len(compared)} numbers are measured, those of training at scale "
         f"{options.scale}."
     )
+    if missing == len(compared):
+        print(f"None of the runs in {' or '.join(map(str, _folders(options)))} is one of them; --results names others.")
     return 0

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -59,6 +59,9 @@ class ArrayImages(Images):
     rows: Labels | None = None  # [N]; None is all, in order
     encoded = False
 
+    def __post_init__(self) -> None:
+        self.labels = _as_labels(self.labels, len(self.pixels) if self.rows is None else len(self.rows), self.name)
+
     @property
     def shape(self) -> tuple[int, int] | None:
         return int(self.pixels.shape[1]), int(self.pixels.shape[2])
@@ -90,6 +93,12 @@ class FileImages(Images):
     labels: Labels
     may_flip: bool = True
 
+    def __post_init__(self) -> None:
+        given: Sequence[Any] = self.paths
+        if len(given) and not isinstance(given[0], Path):
+            self.paths = [Path(path) for path in given]
+        self.labels = _as_labels(self.labels, len(self.paths), "FileImages")
+
     def __getitem__(self, index: int) -> Pixels:
         return read_image(self.paths[index])
 
@@ -107,6 +116,16 @@ class FileImages(Images):
             except OSError as error:
                 raise BadImageError(f"{path} cannot be read: {error.strerror}.") from error
         return "".join(lines).encode()
+
+
+def _as_labels(given: Any, images: int, name: str) -> Labels:
+    """Labels of whoever made images, as an array."""
+    labels = np.asarray(given)
+    if labels.ndim != 1 or (len(labels) and labels.dtype.kind not in "iu"):
+        raise DataError(f"{name} wants one whole number a label, not an array of {labels.dtype} {list(labels.shape)}.")
+    if len(labels) != images:
+        raise DataError(f"{name} has {len(labels):,} labels for {images:,} images.")
+    return labels.astype(np.int64, copy=False)
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,11 @@ def _load_file(path: Path) -> Source:
     near = difflib.get_close_matches(str(path).lower(), list_sources(), n=1)
     raise UsageError(
         f"There is no file or folder {path}, and no data set of that name"
-        + (f"; did you mean {near[0]!r}?" if near else f" ({', '.join(list_sources())}).")
+        + (
+            f"; did you mean {near[0]!r}?"
+            if near
+            else f" ({', '.join(list_sources())}; what a script adds is known to that script)."
+        )
     )
 
 

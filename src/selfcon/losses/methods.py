@@ -5,8 +5,12 @@ A new contrastive method is a new row; `docs/architecture.md` shows one.
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from selfcon.errors import UsageError, unknown_name
@@ -50,7 +54,7 @@ class Method:
             raise UsageError(f"{self.name} must have one view or more, not {self.views!r}.")
         if self.one_stage is not None and (self.terms or self.views != 1 or not self.uses_labels):
             raise UsageError(f"{self.name} trains in one stage, of one view with labels, and has no terms of its own.")
-        if self.one_stage is None and not self.terms:
+        if self.one_stage is None and not self.terms and type(self).loss is Method.loss:
             raise UsageError(f"{self.name} contrasts nothing: it needs a term.")
         if not self.uses_exits and any("G" in (term.anchors, term.positives) for term in self.terms):
             raise UsageError(f"{self.name} has a term of sub-networks (G) alone: uses_exits must be True.")
@@ -167,11 +171,29 @@ def get_method(name: str) -> Method:
 
 
 def add_method(method: Method) -> Method:
-    """Make a method known by its name, so that `--method` and `selfcon.fit` take it in this process."""
+    """Make a method known by its name, so that `--method` and `selfcon.fit` take it in this process.
+
+    A run remembers what the method was, and is not gone on with by another one of the same name.
+    """
     if method.name in _METHODS or method.name in _RELEASED:
         raise UsageError(f"There is a method {method.name!r} already: choose another name.")
     _METHODS[method.name] = method
+    _ADDED.add(method.name)
     return method
+
+
+def describe_added(name: str) -> dict[str, Any] | None:
+    """What tells an added method from another of its name: fields, and the text of its class; None of the table's."""
+    method = get_method(name)
+    if name not in _ADDED:
+        return None
+    described = {key: value for key, value in asdict(method).items() if key != "paper"}
+    if type(method) is not Method:
+        described["class"] = type(method).__qualname__
+        with suppress(OSError, TypeError):  # typed at a prompt, it has no file
+            described["code"] = hashlib.sha256(inspect.getsource(type(method)).encode()).hexdigest()
+    found: dict[str, Any] = json.loads(json.dumps(described, default=repr))
+    return found
 
 
 _BACKBONE = Term(anchors="F", positives="F", negatives="F")
@@ -242,6 +264,8 @@ _METHODS: dict[str, Method] = {
         ),
     ]
 }
+
+_ADDED: set[str] = set()
 
 _RELEASED: dict[str, Method] = {
     # The released code takes the other view of a sample for a negative, where the paper has it for a positive.

@@ -18,7 +18,7 @@ from timm.models.resnet import ResNet, downsample_conv
 from timm.models.vgg import VGG
 from torch import nn
 
-from selfcon.errors import SelfconWarning, UsageError, unknown_name
+from selfcon.errors import InputMissingError, SelfconWarning, UsageError, unknown_name
 from selfcon.networks.names import NAMED
 from selfcon.networks.wide_resnet import WideResNet
 
@@ -64,19 +64,27 @@ def create_encoder(name: str, *, stem: Stem | None, image_size: int | None, shap
         raise UsageError(f"global_pool={options['global_pool']!r} does not give features of the encoder's width.")
     if base not in NAMED and shape.width != 1.0:
         raise UsageError(f"width scales only {', '.join(NAMED)}; {name} has the width it was published with.")
-    try:
-        if base in NAMED:
-            encoder = _BUILDERS[base](name, shape, options)
-        else:
-            encoder = timm.create_model(name, num_classes=0, **_image_size_option(name, image_size), **options)
-    except TypeError as error:
-        if "keyword argument" not in str(error):
-            raise
-        raise UsageError(f"{name} does not take these options ({error}).") from error
+    encoder = _build(name, base, image_size, shape, options)
     if isinstance(encoder, VGG):
         _pool_right_after_features(encoder)
     _fit_stem(encoder, stem or default_stem(image_size), name)
     return encoder
+
+
+def _build(name: str, base: str, image_size: int | None, shape: Shape, options: dict[str, Any]) -> nn.Module:
+    try:
+        if base in NAMED:
+            return _BUILDERS[base](name, shape, options)
+        return timm.create_model(name, num_classes=0, **_image_size_option(name, image_size), **options)
+    except TypeError as error:
+        if "keyword argument" not in str(error):
+            raise
+        raise UsageError(f"{name} does not take these options ({error}).") from error
+    except OSError as error:  # of a hub that cannot be reached, among others
+        if not options.get("pretrained"):
+            raise
+        what = str(error).partition("\n")[0]
+        raise InputMissingError(f"The pretrained weights of {name} cannot be had here ({what}).") from error
 
 
 def default_stem(image_size: int | None) -> Stem:

@@ -45,6 +45,11 @@ def create_model(
     puts group normalisation in place of batch normalisation. Other arguments go to timm. Under
     DistributedDataParallel build no head that the loss leaves out: `projection_dim=None` for `ce`, `ce-sub` and `sd`.
     """
+    if not isinstance(name, str):
+        raise UsageError(
+            f"A network goes by its name, and this is a {type(name).__name__}: timm.models.register_model gives it one "
+            f"(docs/guides/research.md)."
+        )
     exits = _check_exits(name, exits)
     _check_sizes(image_size=image_size, projection_dim=projection_dim, num_classes=num_classes)
     if isinstance(width, bool) or not isinstance(width, int | float) or not 0 < width <= _WIDEST:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import pickle
+import re
 import warnings
 import zipfile
 from pathlib import Path
@@ -18,8 +20,12 @@ from torch import Tensor, nn
 from selfcon.errors import DataError, InputMissingError, UnsafeError, UsageError, name_some
 
 _WRAPPED = ("state_dict", "model", "model_state", "encoder")  # how training scripts call what they save
-_PREFIXES = ("", "module.", "encoder.", "backbone.", "model.", "encoder_q.", "module.encoder.", "model.encoder.")
+_PREFIXES = (
+    *("", "module.", "encoder.", "backbone.", "model.", "encoder_q."),
+    *("module.encoder.", "model.encoder.", "encoder.module.", "module.encoder_q.", "module.backbone."),
+)
 _HEADS = ("fc.", "head.", "classifier.")
+_OTHER_WORDS = {".shortcut.": ".downsample."}  # those of SupContrast's ResNets and of its descendants
 _MOST_COMPRESSED, _ALWAYS_UNPACKED = 10, 1 << 24  # what comes out over what is there; bytes
 
 
@@ -51,9 +57,15 @@ def _unpickle(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own, of protocols
-            return torch.load(path, map_location="cpu", weights_only=True)
+            # Training scripts like to put their options beside the weights; a Namespace of them runs no code.
+            with torch.serialization.safe_globals([argparse.Namespace]):
+                return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise UnsafeError(f"{path} holds more than weights, and was not read.") from error
+        found = re.search(r"GLOBAL ([\w.]+)", str(error))
+        what = f" ({found[1]})" if found else ""
+        raise UnsafeError(
+            f"{path} holds more than weights{what}, and was not read: save its state_dict alone."
+        ) from error
     except Exception as error:  # whatever a broken file makes of a reader
         raise DataError(f"{path} cannot be read as weights ({type(error).__name__}).") from error
 
@@ -98,6 +110,8 @@ def find_timm_weights(name: str) -> Path:
 def load_encoder(encoder: nn.Module, weights: dict[str, Tensor], name: str) -> None:
     """Give an encoder those weights; a head in them is left out, anything else must fit."""
     wanted = {key: value.shape for key, value in encoder.state_dict().items()}
+    for theirs, ours in _OTHER_WORDS.items():
+        weights = {key if key in wanted else key.replace(theirs, ours): value for key, value in weights.items()}
     prefix = max(_PREFIXES, key=lambda each: sum(f"{each}{key}" in weights for key in wanted))
     found = {key: weights[f"{prefix}{key}"] for key in wanted if f"{prefix}{key}" in weights}
     missing = [key for key in wanted if key not in found and not key.endswith("num_batches_tracked")]

@@ -105,7 +105,7 @@ def render(pages: Sequence[RunPage], *, refresh: int | None = None) -> str:
 
 def _tabulate(pages: Sequence[RunPage]) -> tuple[Table, str]:
     """The table of many runs, a line each, and what would be the same in all lines."""
-    table = _columns(pages)
+    table = tabulate_runs(pages)
     same = {
         name: str(table.rows[0][place])
         for place, name in enumerate(table.header)
@@ -117,7 +117,8 @@ def _tabulate(pages: Sequence[RunPage]) -> tuple[Table, str]:
     return Table([table.header[place] for place in places], rows), told
 
 
-def _columns(pages: Sequence[RunPage]) -> Table:
+def tabulate_runs(pages: Sequence[RunPage]) -> Table:
+    """A line a run: accuracies, what the paper prints, the settings in which they differ, and what it took."""
     exits = sort_answers(name for page in pages if page.result for name in distinct(page.result.get("accuracy", {})))
     papers = [name for name in exits if any(name in page.paper for page in pages)]
     differing = _differing(pages)

@@ -38,6 +38,15 @@ class Group:
         spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
         return f"{statistics.fmean(values):.1f}{spread}"
 
+    def to_dict(self) -> dict[str, Any]:
+        """Settings without the seed, and mean and standard deviation of every answer."""
+        accuracy = {
+            answer: {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else None}
+            for answer, values in self.accuracies.items()
+        }
+        settings = {name: value for name, value in self.settings.items() if name != "seed"}
+        return {"settings": settings, "accuracy": accuracy, "seeds": self.count}
+
 
 def group_by_seed(runs: Iterable[Run]) -> list[Group]:
     """Those that have an accuracy, of one group where only the seed differs; of equal seeds the last counts."""

@@ -26,7 +26,8 @@ from selfcon.training.files import as_bytes, is_leftover, refuse_link, write_who
 
 _WRITTEN = (
     *("config.yaml", "environment.json", "metrics.jsonl", "model.safetensors", "model.json", "results.json"),
-    *("data.json", "evidence.json", "report.html", "checkpoints", "encoders", "tensorboard", "wandb", "wandb-id"),
+    *("data.json", "method.json", "evidence.json", "report.html"),
+    *("checkpoints", "encoders", "tensorboard", "wandb", "wandb-id"),
     *(
         "calibration.json",
         "calibration.safetensors",
@@ -178,7 +179,13 @@ def _check_is_run(path: Path) -> None:
 
 def _never_began(path: Path) -> bool:
     """Whether a run was refused before its first step: there is nothing to go on with."""
-    return {child.name for child in path.iterdir()} <= {".lock", "config.yaml", "environment.json", "data.json"}
+    return {child.name for child in path.iterdir()} <= {
+        ".lock",
+        "config.yaml",
+        "environment.json",
+        "data.json",
+        "method.json",
+    }
 
 
 def _check_same_run(path: Path, settings: Section) -> None:

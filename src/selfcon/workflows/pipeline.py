@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,15 +12,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from selfcon.config import Settings
+from selfcon.config import Settings, flatten, make_settings
 from selfcon.data.streamed import Streamed
-from selfcon.errors import UsageError
+from selfcon.errors import InputMissingError, UsageError, name_some
 from selfcon.evaluation.accuracy import embed, predict, summarise, top1_of
+from selfcon.losses.methods import describe_added
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.weights import check_weights
 from selfcon.progress import say
 from selfcon.report import evidence
 from selfcon.report.page import render
+from selfcon.training import checkpoint as checkpoints
 from selfcon.training.artifact import save_encoder, save_model
 from selfcon.training.distributed import World, join
 from selfcon.training.folder import RunFolder
@@ -104,18 +106,35 @@ def train(
 
 
 def probe(
-    run_folder: str | Path, *, device: str = "auto", compile: bool | None = None, log: Sequence[str] = ()
+    run_folder: str | Path,
+    *,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    device: str = "auto",
+    compile: bool | None = None,
+    log: Sequence[str] = (),
+    **settings: Any,
 ) -> Result:
-    """Train linear classifiers on every exit of a pretrained run, and report its accuracy."""
+    """Train linear classifiers on every exit of a pretrained run, and report its accuracy.
+
+    With `out`, in another folder, which takes over the encoder, and with other settings of the probe
+    (`**{"probe.epochs": 200}`).
+    """
+    other = [name for name in flatten(settings) if not name.startswith("probe.") and name != "watch.test_in_probe"]
+    if other:
+        raise UsageError(f"{name_some(other)} cannot be set here: the encoder is trained already.")
+    if out is None and (settings or overwrite):
+        raise UsageError("Another probe needs a folder of its own: name one with --out.")
     running = Running.choose(device=device, compile=compile, log=log)
     with join(running.device) as world:
         opened: list[RunFolder] = []
-        settings = world.tell(lambda: _reopen_pretrained(run_folder, opened))
-        with (
-            opened[0] if opened else RunFolder.follow(run_folder) as run,
-            explaining_shortage(settings, running.device),
-        ):
-            return _work(run, settings, running, world, probe=True)
+        if out is None:
+            chosen = world.tell(lambda: _reopen_pretrained(run_folder, opened))
+        else:
+            chosen = world.tell(lambda: _take_over(run_folder, out, settings, opened, overwrite=overwrite))
+        folder = opened[0] if opened else RunFolder.follow(run_folder if out is None else out)
+        with folder as run, explaining_shortage(chosen, running.device):
+            return _work(run, chosen, running, world, probe=True)
 
 
 def _reopen_pretrained(run_folder: str | Path, opened: list[RunFolder]) -> Settings:
@@ -127,6 +146,32 @@ def _reopen_pretrained(run_folder: str | Path, opened: list[RunFolder]) -> Setti
         raise
     opened.append(run)
     return settings
+
+
+def _take_over(
+    run_folder: str | Path, out: str | Path, changed: Mapping[str, Any], opened: list[RunFolder], *, overwrite: bool
+) -> Settings:
+    """A folder with what a run knew when its encoder was trained; one that has it already stays as it is."""
+    if Path(out).resolve() == Path(run_folder).resolve():
+        raise UsageError(f"{out} is the run itself: another probe needs another folder.")
+    pretrained: list[RunFolder] = []
+    settings = _reopen_pretrained(run_folder, pretrained)
+    with pretrained[0] as before:
+        found = checkpoints.load_newest(before.checkpoints / "pretrain")
+        if found is None:
+            raise InputMissingError(f"{before.path} has no checkpoint of its encoder any more.")
+        chosen = make_settings(settings.model_dump(mode="json"), changed)
+        run = RunFolder.open(out, chosen, verb="probe", overwrite=overwrite)
+        opened.append(run)
+        for name in ("data.json", "method.json"):
+            if (known := before.read_json(name)) is not None:
+                run.write(name, json.dumps(known, indent=1) + "\n")
+        if not (run.checkpoints / "pretrain").exists():
+            run.write_metrics([line for line in before.read_metrics() if line["stage"] == "pretrain"])
+            newest = checkpoints.newest(before.checkpoints / "pretrain")
+            assert newest is not None
+            checkpoints.save(run.checkpoints / "pretrain", newest.name, found)
+    return chosen
 
 
 def _check_pretrained(run: RunFolder, settings: Settings) -> None:
@@ -158,6 +203,7 @@ def run_stages(
 
 
 def _work(run: RunFolder, settings: Settings, running: Running, world: World, *, probe: bool) -> Result:
+    world.tell(lambda: _check_same_method(run, settings.method))
     done = world.tell(lambda: _find_done(run, probe=probe))
     if done is not None:
         return {**done, "already_done": True}
@@ -251,6 +297,21 @@ def _check_stop(world: World, stop: Stop, device: torch.device) -> None:
     if any(world.anywhere(stop.by is not None, device=device)):
         stop.by = stop.by or "a signal to another process"
         stop.check()
+
+
+def _check_same_method(run: RunFolder, name: str) -> None:
+    """A method that a script added is more than its name."""
+    before, now = run.read_json("method.json"), describe_added(name)
+    if now is None or before == now:
+        return
+    if before is None:
+        run.write("method.json", json.dumps(now, indent=1) + "\n")
+        return
+    changed = ", ".join(sorted(key for key in {*before, *now} if before.get(key) != now.get(key)))
+    raise UsageError(
+        f"The method {name} is not the one that {run.path} began with ({changed}): "
+        f"choose another --out, or start anew with --overwrite."
+    )
 
 
 def _check_same_data(task: Task, run: RunFolder) -> None:

@@ -17,15 +17,19 @@ from selfcon.progress import say
 DEFAULT_RECIPE = "digits"
 
 
-def collect_settings(recipe: str | None, given: Mapping[str, Any], wrong: Sequence[str] = ()) -> Settings:
+def collect_settings(
+    recipe: str | None, given: Mapping[str, Any], wrong: Sequence[str] = (), *, tell: bool = True
+) -> Settings:
     """Settings from a recipe and what was given over it; for the digits, their recipe is the ground.
 
     A recipe's learning rate is for its own batch: another batch size scales it, unless a rate is given too. Another
     network does not take over what the recipe has for its own. `wrong` is what the caller has to complain about, told
-    together with what is found here.
+    together with what is found here. What is worth a note is told, unless somebody has.
     """
     if recipe is None and given.get("data", DEFAULT_RECIPE) == DEFAULT_RECIPE:
         recipe = DEFAULT_RECIPE
+        if "data" in given and tell:
+            say("note: what is not given is of the recipe digits, which `selfcon fit --recipe digits --help-all` lists")
     ground = dict(load_recipe(recipe).settings) if recipe is not None else {}
     model = str(given.get("model", ground.get("model")))
     ground = exchange_network(ground, model)
@@ -44,7 +48,7 @@ def collect_settings(recipe: str | None, given: Mapping[str, Any], wrong: Sequen
     if wrong:
         raise UsageError(" ".join(sentence if sentence.endswith(("?", ".")) else f"{sentence}." for sentence in wrong))
     assert isinstance(settings, Settings)
-    if given.get("exits") and not get_method(settings.method).uses_exits and parse_exits(settings.exits):
+    if tell and given.get("exits") and not get_method(settings.method).uses_exits and parse_exits(settings.exits):
         say(f"note: {settings.method} is of the backbone alone: exits are not used")
     return settings
 
