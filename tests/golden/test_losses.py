@@ -42,7 +42,7 @@ def test_golden_losses(name: str, tmp_path: Path) -> None:
     batches = itertools.chain.from_iterable(stage.batches(epoch, 0) for epoch in itertools.count())
     for step, batch in enumerate(itertools.islice(batches, 20)):
         trainer.update(batch.images, batch.labels, step)
-        sums.append(float(trainer.loss_sum))
+        sums.append(float(trainer.loss_sum) / trainer.stage.batch_size)
     losses = [after - before for before, after in itertools.pairwise(sums)]
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     if os.environ.get("SELFCON_UPDATE_GOLDEN"):

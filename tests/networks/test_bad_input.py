@@ -35,7 +35,7 @@ from selfcon.errors import SelfconWarning, UsageError
         ({"name": "wrn16_8", "pretrained": True}, "no weights for wrn16_8 in this form"),
         ({"name": "resnet18.nope"}, "Unknown pretrained tag of resnet18 'nope'"),
         ({"name": "wrn16_8.nope"}, "Unknown pretrained tag of wrn16_8"),
-        ({"name": None}, "Unknown model None"),
+        ({"name": None}, "this is a NoneType"),
         ({"name": "resnet18", "num_classes": 0}, "num_classes must be a whole number of at least 1"),
         ({"name": "resnet18", "projection_dim": 1.5}, "projection_dim must be a whole number"),
         ({"name": "resnet18", "image_size": (32, 32)}, "image_size must be a whole number"),

@@ -159,7 +159,7 @@ def selfcon_settings(folder: Path) -> Settings:
         (["cost", "selfcon", "--steps", "1", "--batch-sizes", "4"], r"selfcon / supcon, resnet18 16 px batch 4: time"),
         (
             ["information", "selfcon", "--pairs", "y,T", "--seeds", "1", "--steps", "10"],
-            r"I\(y; T\)  nwj +-?[\d.]+ ± 0.000",
+            r"I\(y; T\)  nwj +-?[\d.]+\n",
         ),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

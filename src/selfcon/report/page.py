@@ -122,8 +122,8 @@ def tabulate_runs(pages: Sequence[RunPage]) -> Table:
     exits = sort_answers(name for page in pages if page.result for name in distinct(page.result.get("accuracy", {})))
     papers = [name for name in exits if any(name in page.paper for page in pages)]
     differing = _differing(pages)
-    header = ["run", "method", *exits, *(f"paper, {name}" for name in papers), *differing]
-    header += ["epochs", "seed", "network", "data", "images/s", "minutes", "GB", "device"]
+    header = ["run", "method", "epochs", "seed", *exits, *(f"paper, {name}" for name in papers), *differing]
+    header += ["network", "data", "images/s", "minutes", "GB", "device"]
     rows: list[Sequence[str | float | None]] = []
     for page in pages:
         asked, result = page.settings, page.result or {}
@@ -132,11 +132,11 @@ def tabulate_runs(pages: Sequence[RunPage]) -> Table:
             [
                 page.name,
                 asked["method"],
+                asked["epochs"],
+                asked["seed"],
                 *(float(accuracy[name]["top1"]) if name in accuracy else None for name in exits),
                 *(_printed(page.paper.get(name, "")) for name in papers),
                 *("" if asked.get(name) is None else str(asked[name]) for name in differing),
-                asked["epochs"],
-                asked["seed"],
                 asked["model"] if asked["width"] == 1 else f"{asked['model']}, width {asked['width']}",
                 asked["data"],
                 float(result["images_per_second"]) if result else None,

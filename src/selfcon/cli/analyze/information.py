@@ -56,7 +56,6 @@ def run(options: argparse.Namespace) -> int:
             paper = theirs.get(f"{found['estimator']}, {what}")
             note = "" if found["resolved"] else "  (more than it can resolve)"
             beside = f"  paper {paper:.3f}" if paper is not None else ""
-            lines.append(
-                f"  {what:9s}{found['estimator']:9s}{found['nats']:8.3f} ± {found['spread']:.3f}{beside}{note}"
-            )
+            apart = "" if found["spread"] is None else f" ± {found['spread']:.3f}"
+            lines.append(f"  {what:9s}{found['estimator']:9s}{found['nats']:8.3f}{apart}{beside}{note}")
     return show(result, lines, as_json=options.json)
