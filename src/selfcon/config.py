@@ -5,6 +5,7 @@ What does not decide the result (device, output folder, logging) is not here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -203,7 +204,7 @@ def make_settings(*layers: Mapping[str, Any]) -> Settings:
             *sections, last = name.split(".")
             for section in sections:
                 place = place.setdefault(section, {})
-            place[last] = value
+            place[last] = os.fspath(value) if isinstance(value, os.PathLike) else value
     try:
         settings = Settings.model_validate(tree)
     except ValidationError as error:
@@ -253,6 +254,7 @@ def _names(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 NAMES = tuple(_names(Settings))
+PROBE_NAMES = tuple(name for name in NAMES if name.startswith("probe.") or name == "watch.test_in_probe")
 """Every setting by its dotted name."""
 
 

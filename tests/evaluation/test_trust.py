@@ -85,6 +85,8 @@ def test_silence_keeps_its_promise() -> None:
     assert choose_silence(trace_risk(scores, torch.zeros(5, dtype=torch.bool)), 5) == math.inf
     with pytest.raises(UsageError, match="between 0 and 100"):
         choose_silence(traced, 120)
+    thirds = trace_risk(torch.tensor([0.9] * 3 + [0.8] * 7), torch.tensor([True, True, False] + [True] * 7))
+    assert thirds.risk[[2, 9]].tolist() == [1 / 3, 1 / 10]  # to the bit, where somebody is to keep silent
     for order in (torch.arange(100), torch.arange(100).flip(0)):  # scores that say nothing have no order
         assert trace_risk(torch.ones(100), order >= 20).area == pytest.approx(20.0)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -205,7 +209,7 @@ def test_an_unknown_method_gets_the_nearest_name() -> None:
 
 def test_a_method_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("selfcon.losses.methods._METHODS", dict(methods._METHODS))
-    monkeypatch.setattr("selfcon.losses.methods._ADDED", set())
+    monkeypatch.setattr("selfcon.losses.methods._ADDED", {})
     mine = selfcon.Method(name="mine", paper="", uses_exits=False, terms=(Term("F", "F", "F"),))
     assert selfcon.add_method(mine) is mine
     assert selfcon.get_method("mine") is mine
@@ -214,6 +218,39 @@ def test_a_method_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     for taken in ("mine", "selfcon", "selfcon-mu-released"):
         with pytest.raises(UsageError, match=f"There is a method '{taken}' already"):
             selfcon.add_method(replace(mine, name=taken))
+
+
+def test_what_a_script_added_is_the_same_in_every_process(tmp_path: Path) -> None:
+    script = """
+import json, math, sys
+from dataclasses import dataclass, field
+import torch
+import selfcon
+from selfcon.losses.described import describe
+
+class Base(selfcon.Method):
+    def loss(self, features, labels=None, **options):
+        return features.{}()
+
+@dataclass(frozen=True, kw_only=True)
+class Own(Base):
+    square: object = lambda x: x * x
+    some: object = frozenset("abcdefg")
+    nothing: float = math.nan
+    pairs: dict = field(default_factory=lambda: {{(1, 2): 0.5}})
+    anchors: object = field(default_factory=lambda: torch.arange(5000.0))
+
+print(json.dumps(describe(Own(name="own", paper="", uses_exits=False))))
+"""
+    told: dict[str, list[dict[str, Any]]] = {}
+    for reduce in ("mean", "mean", "sum"):
+        path = tmp_path / "own.py"
+        path.write_text(script.format(reduce))
+        done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
+        told.setdefault(reduce, []).append(json.loads(done.stdout))
+    assert told["mean"][0] == told["mean"][1]
+    assert {key for key in told["sum"][0] if told["sum"][0][key] != told["mean"][0][key]} == {"code"}
+    assert told["sum"][0]["class"] == ["Own", "Base"]
 
 
 def test_what_each_method_wants() -> None:

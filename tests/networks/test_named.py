@@ -219,6 +219,13 @@ def test_weights_as_other_scripts_save_them(prefix: str, tmp_path: Path) -> None
         assert torch.equal(ours.state_dict()[key], value), key
 
 
+def test_parts_that_are_called_short_cuts_keep_their_names() -> None:
+    ours, theirs = (selfcon.create_model("wrn16_8", width=0.125, image_size=32).encoder for _ in range(2))
+    assert any(".shortcut." in key for key in ours.state_dict())
+    load_encoder(ours, {f"encoder.{key}": value for key, value in theirs.state_dict().items()}, "file")
+    assert all(torch.equal(value, theirs.state_dict()[key]) for key, value in ours.state_dict().items())
+
+
 def test_a_hub_that_cannot_be_reached_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError("Name or service not known\nand more")

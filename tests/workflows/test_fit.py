@@ -182,8 +182,20 @@ def test_another_probe_on_the_same_encoder(stripes: Path, tmp_path: Path) -> Non
     for wrong, words in refused:
         with pytest.raises(UsageError, match=words):
             selfcon.probe(tmp_path / "run", device="cpu", **wrong)
+    (tmp_path / "half").mkdir()  # a copy that was killed: the encoder is taken over again, not trained
+    shutil.copy(tmp_path / "longer" / "config.yaml", tmp_path / "half")
+    (tmp_path / "half" / "checkpoints" / "pretrain" / ".step-000000006.part").mkdir(parents=True)
+    half = selfcon.probe(tmp_path / "run", out=tmp_path / "half", device="cpu", **nine)
+    assert half["accuracy"] == other["accuracy"]
+    copied = [(tmp_path / name / "metrics.jsonl").read_text().splitlines()[:2] for name in ("run", "half")]
+    assert copied[0] == copied[1]  # to the seconds that it took
+    selfcon.fit(data=str(stripes), out=tmp_path / "run", seed=1, overwrite=True, **SMALL)
+    settings = (tmp_path / "run" / "config.yaml").read_text().replace("seed: 1", "seed: 0")
+    (tmp_path / "run" / "config.yaml").write_text(settings)  # as if its data had changed
+    with pytest.raises(UsageError, match="has another encoder than"):
+        selfcon.probe(tmp_path / "run", out=tmp_path / "longer", device="cpu", **nine)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    with pytest.raises(InputMissingError, match="no checkpoint of its encoder"):
+    with pytest.raises(InputMissingError, match="no checkpoint of its whole pretraining"):
         selfcon.probe(tmp_path / "run", out=tmp_path / "y", device="cpu")
     done = call("probe", tmp_path / "longer", "--out", tmp_path / "z", "--probe.epoch", "9", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (

@@ -120,7 +120,7 @@ def run(arguments: list[str]) -> int:
     module.add_arguments(parser)
     if getattr(module, "takes_settings", False):
         options, words = parser.parse_known_args(rest)
-        if getattr(options, "help_all", False):
+        if options.help_all:
             show_all_settings(getattr(options, "recipe", None), data=getattr(options, "data", None))
             return 0
         code: int = module.run(options, words)

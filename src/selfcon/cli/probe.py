@@ -13,9 +13,8 @@ from pathlib import Path
 
 from selfcon.cli.parsing import Parser
 from selfcon.cli.results import show_result
-from selfcon.cli.settings import add_compile, add_running, read_probe_settings
-
-takes_settings = True
+from selfcon.cli.settings import add_compile, add_running, parse_value
+from selfcon.config import PROBE_NAMES
 
 
 def add_arguments(parser: Parser) -> None:
@@ -24,11 +23,14 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="start anew in that folder")
     add_running(parser)
     add_compile(parser)
+    for name in PROBE_NAMES:  # `selfcon fit --help-all` tells what they mean
+        parser.add_argument(f"--{name}", dest=name, metavar="VALUE", help=argparse.SUPPRESS)
 
 
-def run(options: argparse.Namespace, unknown: list[str]) -> int:
-    given = read_probe_settings(options, unknown)
+def run(options: argparse.Namespace) -> int:
     from selfcon import workflows
+
+    given = {name: parse_value(text) for name in PROBE_NAMES if (text := getattr(options, name)) is not None}
 
     result = workflows.probe(
         options.run,

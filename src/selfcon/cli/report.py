@@ -49,7 +49,11 @@ def run(options: argparse.Namespace) -> int:
     def tell(path: Path, pages: Sequence[RunPage]) -> None:
         if not told and options.json:
             table = tabulate_runs(pages)
-            runs = [dict(zip(table.header, row, strict=True)) for row in table.rows]
+            rows = (dict(zip(table.header, row, strict=True)) for row in table.rows)
+            runs = [
+                {name: page.settings.get(name, value) for name, value in row.items()}
+                for row, page in zip(rows, pages, strict=True)
+            ]
             print_json({"report": str(path), "runs": runs, "seeds": [each.to_dict() for each in group_by_seed(pages)]})
         elif not told:
             if seeds := tabulate_seeds(pages):

@@ -254,7 +254,9 @@ def _comparisons(options: argparse.Namespace) -> list[Comparison]:
     from selfcon.workflows.reproduce import compare, find_runs, parse_data, select
 
     if options.results is not None and not options.results.is_dir():
-        raise InputMissingError(f"There is no folder {options.results}{hint_path(options.results)}")
+        there = options.results.exists()
+        hint = ", which is a file." if there else hint_path(options.results)
+        raise InputMissingError(f"There is no folder {options.results}{hint}")
     folders = _folders(options)
     runs = find_runs(folders, parse_data(options.data))
     return compare(select(_named(options), options.only), options.scale, runs, find_costs([Path(), *folders]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -96,34 +95,16 @@ def read_settings(options: argparse.Namespace, unknown: list[str]) -> tuple[dict
         if text is not None:
             given[setting] = text if kind is str else parse_value(text)
     known = {*map(flag_of, NAMES), *FLAGS, *(f"--{name.replace('_', '-')}" for name in vars(options) if name != "run")}
-    return _read_words(unknown, NAMES, known, given, wrong)
-
-
-def read_probe_settings(options: argparse.Namespace, unknown: list[str]) -> dict[str, Any]:
-    """The settings of a probe that were given, by dotted name; no others are taken."""
-    from selfcon.config import NAMES
-
-    names = [name for name in NAMES if name.startswith("probe.") or name == "watch.test_in_probe"]
-    known = {*map(flag_of, names), *(f"--{name.replace('_', '-')}" for name in vars(options) if name != "run")}
-    given, wrong = _read_words(unknown, names, known, {}, [])
-    if wrong:
-        raise UsageError(" ".join(wrong))
-    return given
-
-
-def _read_words(
-    unknown: list[str], names: Collection[str], known: set[str], given: dict[str, Any], wrong: list[str]
-) -> tuple[dict[str, Any], list[str]]:
     words = list(unknown)
     while words:
         word = words.pop(0)
         if not word.startswith("--"):
-            hint = "." if "data" in given or "data" not in names else f"; did you mean --data {word}?"
+            hint = "." if "data" in given else f"; did you mean --data {word}?"
             wrong.append(f"No option takes the word {word!r}{hint}")
             continue
         written, equals, value = word.removeprefix("--").partition("=")
         name = written.replace("-", "_")
-        if name not in names and not (name.startswith("model_options.") and "model" in names):
+        if name not in NAMES and not name.startswith("model_options."):
             error = unknown_name("option", f"--{written}", known)
             if name in _MEANT:
                 error = UsageError(f"Unknown option '--{written}'; did you mean {_MEANT[name]!r}?")

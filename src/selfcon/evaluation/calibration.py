@@ -118,7 +118,9 @@ def trace_risk(scores: Tensor, right: Tensor) -> RiskCoverage:
     _, group, sizes = scores[order].unique_consecutive(return_inverse=True, return_counts=True)
     shares = torch.zeros(len(sizes), dtype=torch.double, device=scores.device).index_add_(0, group, wrong) / sizes
     given = torch.arange(1, len(order) + 1, dtype=torch.double, device=scores.device)
-    return RiskCoverage(given / len(order), shares[group].cumsum(0) / given, scores[order])
+    last = torch.cat([group[1:] != group[:-1], torch.ones(min(1, len(group)), dtype=torch.bool, device=group.device)])
+    counted = torch.where(last, wrong.cumsum(0), shares[group].cumsum(0))  # where all of a score are in, exactly
+    return RiskCoverage(given / len(order), counted / given, scores[order])
 
 
 def choose_silence(traced: RiskCoverage, most_wrong: float) -> float:

@@ -5,15 +5,12 @@ A new contrastive method is a new row; `docs/architecture.md` shows one.
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import json
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from selfcon.errors import UsageError, unknown_name
+from selfcon.losses.described import describe
 from selfcon.losses.one_stage import OneStage, logits_loss
 from selfcon.losses.sets import Term
 
@@ -54,10 +51,15 @@ class Method:
             raise UsageError(f"{self.name} must have one view or more, not {self.views!r}.")
         if self.one_stage is not None and (self.terms or self.views != 1 or not self.uses_labels):
             raise UsageError(f"{self.name} trains in one stage, of one view with labels, and has no terms of its own.")
-        if self.one_stage is None and not self.terms and type(self).loss is Method.loss:
+        if self.one_stage is None and not self.terms and self.has_terms:
             raise UsageError(f"{self.name} contrasts nothing: it needs a term.")
         if not self.uses_exits and any("G" in (term.anchors, term.positives) for term in self.terms):
             raise UsageError(f"{self.name} has a term of sub-networks (G) alone: uses_exits must be True.")
+
+    @property
+    def has_terms(self) -> bool:
+        """Whether the loss is that of its terms; a class may have one of its own."""
+        return type(self).loss is Method.loss
 
     @property
     def stages(self) -> int:
@@ -178,22 +180,13 @@ def add_method(method: Method) -> Method:
     if method.name in _METHODS or method.name in _RELEASED:
         raise UsageError(f"There is a method {method.name!r} already: choose another name.")
     _METHODS[method.name] = method
-    _ADDED.add(method.name)
+    _ADDED[method.name] = describe(method)
     return method
 
 
 def describe_added(name: str) -> dict[str, Any] | None:
-    """What tells an added method from another of its name: fields, and the text of its class; None of the table's."""
-    method = get_method(name)
-    if name not in _ADDED:
-        return None
-    described = {key: value for key, value in asdict(method).items() if key != "paper"}
-    if type(method) is not Method:
-        described["class"] = type(method).__qualname__
-        with suppress(OSError, TypeError):  # typed at a prompt, it has no file
-            described["code"] = hashlib.sha256(inspect.getsource(type(method)).encode()).hexdigest()
-    found: dict[str, Any] = json.loads(json.dumps(described, default=repr))
-    return found
+    """What an added method was when it was added, to tell it from another of its name; None of the table's."""
+    return _ADDED.get(name)
 
 
 _BACKBONE = Term(anchors="F", positives="F", negatives="F")
@@ -265,7 +258,7 @@ _METHODS: dict[str, Method] = {
     ]
 }
 
-_ADDED: set[str] = set()
+_ADDED: dict[str, dict[str, Any]] = {}
 
 _RELEASED: dict[str, Method] = {
     # The released code takes the other view of a sample for a negative, where the paper has it for a positive.

@@ -111,7 +111,8 @@ def load_encoder(encoder: nn.Module, weights: dict[str, Tensor], name: str) -> N
     """Give an encoder those weights; a head in them is left out, anything else must fit."""
     wanted = {key: value.shape for key, value in encoder.state_dict().items()}
     for theirs, ours in _OTHER_WORDS.items():
-        weights = {key if key in wanted else key.replace(theirs, ours): value for key, value in weights.items()}
+        if not any(theirs in key for key in wanted):  # some have such parts of their own
+            weights = {key.replace(theirs, ours): value for key, value in weights.items()}
     prefix = max(_PREFIXES, key=lambda each: sum(f"{each}{key}" in weights for key in wanted))
     found = {key: weights[f"{prefix}{key}"] for key in wanted if f"{prefix}{key}" in weights}
     missing = [key for key in wanted if key not in found and not key.endswith("num_batches_tracked")]

@@ -49,6 +49,7 @@ class RunPage:
     result: Mapping[str, Any] | None = None
     evidence: Mapping[str, Any] | None = None
     paper: Mapping[str, str] = field(default_factory=dict)  # by exit, what the paper prints
+    added: Mapping[str, Any] = field(default_factory=dict)  # what a method was that a script added
     sections: Sequence[Section] = ()
 
     @property

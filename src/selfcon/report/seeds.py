@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ class Run(Protocol):
 
     @property
     def result(self) -> Mapping[str, Any] | None: ...
+
+    @property
+    def added(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,11 @@ class Group:
 
 def group_by_seed(runs: Iterable[Run]) -> list[Group]:
     """Those that have an accuracy, of one group where only the seed differs; of equal seeds the last counts."""
-    groups: dict[tuple[str, str | None], dict[int, Run]] = {}
+    groups: dict[tuple[str, str | None, str], dict[int, Run]] = {}
     for run in runs:
         if run.result and run.result.get("accuracy"):
             asked = make_settings(run.settings)
-            key = identify(asked, asked.data), asked.class_list
+            key = identify(asked, asked.data), asked.class_list, json.dumps(run.added, sort_keys=True)
             groups.setdefault(key, {})[asked.seed] = run
     found = []
     for members in groups.values():

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
@@ -93,6 +94,22 @@ def load_newest(folder: Path) -> Checkpoint | None:
     if names:
         raise StorageError(f"No checkpoint in {folder} can be read: start anew with --overwrite.")
     return None
+
+
+def read_newest(folder: Path) -> tuple[str, Checkpoint] | None:
+    """The newest checkpoint and its name, for somebody who only reads; None where there is none."""
+    path = newest(folder)
+    if path is None:
+        return None
+    try:
+        return path.name, _read(path)
+    except (OSError, ValueError, KeyError, RecursionError, SafetensorError) as error:
+        raise StorageError(f"{path} cannot be read ({error}).") from error
+
+
+def same_tensors(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Whether two checkpoints hold the same numbers."""
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 def _set_aside(folder: Path, names: list[str]) -> None:

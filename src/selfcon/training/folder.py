@@ -86,11 +86,8 @@ class RunFolder:
     @classmethod
     def reopen(cls, path: str | Path) -> tuple[Self, Settings]:
         """The folder of an earlier run, and its settings."""
-        path = Path(path)
-        if not (path / "config.yaml").is_file():
-            raise InputMissingError(f"{path} holds no run: config.yaml is not there.")
-        settings = make_settings(read_yaml(path / "config.yaml"))
-        return cls(path, _hold(path)), settings
+        settings = read_settings(path)
+        return cls(Path(path), _hold(Path(path))), settings
 
     def __enter__(self) -> Self:
         return self
@@ -155,6 +152,13 @@ class RunFolder:
                 shutil.rmtree(child)
             else:
                 child.unlink(missing_ok=True)
+
+
+def read_settings(path: str | Path) -> Settings:
+    """Those of an earlier run."""
+    if not (Path(path) / "config.yaml").is_file():
+        raise InputMissingError(f"{path} holds no run: config.yaml is not there.")
+    return make_settings(read_yaml(Path(path) / "config.yaml"))
 
 
 def _damaged(path: Path, error: Exception) -> StorageError:

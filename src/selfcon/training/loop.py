@@ -260,7 +260,7 @@ class _Worker:
             if isinstance(value, Tensor)
         }
         tensors |= random
-        tensors["loss_sum"] = loss_sum
+        tensors["loss_of_images"] = loss_sum
         facts = {
             "stage": self.stage.name,
             "epoch": self.epoch,
@@ -288,7 +288,10 @@ class _Worker:
         self._restore_optimizer(_below(tensors, "optimizer."))
         trainer.scaler.load_state_dict(facts["scaler"])
         self._restore_random(tensors)
-        trainer.loss_sum.copy_(tensors["loss_sum"])
+        if "loss_of_images" in tensors:
+            trainer.loss_sum.copy_(tensors["loss_of_images"])
+        else:  # a sum over batches, as it was until 2026-11-17; those before the last of an epoch are full
+            trainer.loss_sum.copy_(tensors["loss_sum"] * self.stage.batch_size)
         self.epoch, self.batch, trainer.skipped = facts["epoch"], facts["batch"], facts["skipped"]
         self.metrics += facts["metrics"]
         self.seconds_before, self.peak_before = facts["seconds"], facts["peak_memory_bytes"]

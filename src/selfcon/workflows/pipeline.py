@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from selfcon.config import Settings, flatten, make_settings
+from selfcon.config import PROBE_NAMES, Settings, flatten, make_settings
 from selfcon.data.streamed import Streamed
 from selfcon.errors import InputMissingError, UsageError, name_some
 from selfcon.evaluation.accuracy import embed, predict, summarise, top1_of
@@ -24,8 +24,9 @@ from selfcon.report import evidence
 from selfcon.report.page import render
 from selfcon.training import checkpoint as checkpoints
 from selfcon.training.artifact import save_encoder, save_model
+from selfcon.training.checkpoint import Checkpoint, same_tensors
 from selfcon.training.distributed import World, join
-from selfcon.training.folder import RunFolder
+from selfcon.training.folder import RunFolder, read_settings
 from selfcon.training.logging import open_logs
 from selfcon.training.loop import Trained, forget_peak_memory
 from selfcon.training.loop import train as train_stage
@@ -120,8 +121,7 @@ def probe(
     With `out`, in another folder, which takes over the encoder, and with other settings of the probe
     (`**{"probe.epochs": 200}`).
     """
-    other = [name for name in flatten(settings) if not name.startswith("probe.") and name != "watch.test_in_probe"]
-    if other:
+    if other := [name for name in flatten(settings) if name not in PROBE_NAMES]:
         raise UsageError(f"{name_some(other)} cannot be set here: the encoder is trained already.")
     if out is None and (settings or overwrite):
         raise UsageError("Another probe needs a folder of its own: name one with --out.")
@@ -151,27 +151,38 @@ def _reopen_pretrained(run_folder: str | Path, opened: list[RunFolder]) -> Setti
 def _take_over(
     run_folder: str | Path, out: str | Path, changed: Mapping[str, Any], opened: list[RunFolder], *, overwrite: bool
 ) -> Settings:
-    """A folder with what a run knew when its encoder was trained; one that has it already stays as it is."""
+    """A folder with what a run knew when its encoder was trained. That run is only read."""
     if Path(out).resolve() == Path(run_folder).resolve():
         raise UsageError(f"{out} is the run itself: another probe needs another folder.")
-    pretrained: list[RunFolder] = []
-    settings = _reopen_pretrained(run_folder, pretrained)
-    with pretrained[0] as before:
-        found = checkpoints.load_newest(before.checkpoints / "pretrain")
-        if found is None:
-            raise InputMissingError(f"{before.path} has no checkpoint of its encoder any more.")
-        chosen = make_settings(settings.model_dump(mode="json"), changed)
-        run = RunFolder.open(out, chosen, verb="probe", overwrite=overwrite)
-        opened.append(run)
-        for name in ("data.json", "method.json"):
-            if (known := before.read_json(name)) is not None:
-                run.write(name, json.dumps(known, indent=1) + "\n")
-        if not (run.checkpoints / "pretrain").exists():
-            run.write_metrics([line for line in before.read_metrics() if line["stage"] == "pretrain"])
-            newest = checkpoints.newest(before.checkpoints / "pretrain")
-            assert newest is not None
-            checkpoints.save(run.checkpoints / "pretrain", newest.name, found)
+    before, settings = RunFolder.follow(run_folder), read_settings(run_folder)
+    _check_pretrained(before, settings)
+    found = checkpoints.read_newest(before.checkpoints / "pretrain")
+    if found is None or found[1].facts["epoch"] < settings.epochs:
+        raise InputMissingError(f"{before.path} has no checkpoint of its whole pretraining.")
+    chosen = make_settings(settings.model_dump(mode="json"), changed)
+    run = RunFolder.open(out, chosen, verb="probe", overwrite=overwrite)
+    try:
+        _fill(run, before, *found)
+    except BaseException:
+        run.close()
+        raise
+    opened.append(run)
     return chosen
+
+
+def _fill(run: RunFolder, before: RunFolder, name: str, encoder: Checkpoint) -> None:
+    """Take the encoder over, which comes last, so that whoever has it has the rest; or see that it is there already."""
+    there = checkpoints.read_newest(run.checkpoints / "pretrain")
+    if there is None:
+        for each in ("data.json", "method.json"):
+            if (known := before.read_json(each)) is not None:
+                run.write(each, json.dumps(known, indent=1) + "\n")
+        run.write_metrics([line for line in before.read_metrics() if line["stage"] == "pretrain"])
+        checkpoints.save(run.checkpoints / "pretrain", name, encoder)
+    elif there[0] != name or not same_tensors(there[1].tensors, encoder.tensors):
+        raise UsageError(
+            f"{run.path} has another encoder than {before.path}: choose another --out, or start anew with --overwrite."
+        )
 
 
 def _check_pretrained(run: RunFolder, settings: Settings) -> None:
@@ -245,7 +256,7 @@ def _run(run: RunFolder, settings: Settings, running: Running, world: World, sto
     encoder = work(pretraining)
     net, spent = encoder.module, [encoder]
     assert isinstance(net, MultiExitNetwork)
-    fixed = not settings.loss.learn_temperature
+    fixed = not settings.loss.learn_temperature and task.method.has_terms
     if world.is_main and task.method.stages == 2 and fixed and settings.batch_size <= _LARGEST_TOLD:
         _tell_what_was_learnt(run.read_metrics(), pretraining.loss_of_nothing(), labelled=task.method.uses_labels)
     if task.method.stages == 2 and probe:

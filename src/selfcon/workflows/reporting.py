@@ -105,6 +105,7 @@ def read_page(folder: Path) -> RunPage:
         evidence=_read(folder / "evidence.json") or None,
         paper=_find_paper(settings, list(result.get("accuracy") or {})),
         sections=_find_sections(folder),
+        added=_read(folder / "method.json"),
     )
     try:
         _try(page)

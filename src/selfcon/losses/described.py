@@ -1,0 +1,60 @@
+"""What an object of somebody's script is, as JSON that is the same in every process: values, and the text of code."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Mapping, Set
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+_ASIDE = frozenset(("paper",))  # what a method is called there changes nothing
+
+
+def describe(method: Any) -> dict[str, Any]:
+    """The fields of a dataclass, and of its class and those above it that are not ours, their text."""
+    described = {each.name: _plain(getattr(method, each.name)) for each in fields(method) if each.name not in _ASIDE}
+    theirs = [kind for kind in type(method).__mro__ if kind is not object and not _is_ours(kind)]
+    if theirs:
+        described["class"] = [kind.__qualname__ for kind in theirs]
+        described["code"] = [_hash_code(kind) for kind in theirs]
+    return described
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "selfcon"
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return repr(value)  # which equals itself where it is no number
+    if isinstance(value, Mapping):
+        return sorted(([str(_plain(key)), _plain(each)] for key, each in value.items()), key=repr)
+    if isinstance(value, Set):
+        return sorted((_plain(each) for each in value), key=repr)
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, type) or inspect.isroutine(value):
+        return [value.__qualname__, _hash_code(value)]
+    return [type(value).__qualname__, _hash_numbers(value)]
+
+
+def _hash_code(what: Any) -> str | None:
+    """Of the text; None where there is none, as for what was typed at a prompt."""
+    with suppress(OSError, TypeError):
+        return hashlib.sha256(inspect.getsource(what).encode()).hexdigest()
+    return None
+
+
+def _hash_numbers(value: Any) -> str | None:
+    """Of a tensor or an array."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    if not hasattr(value, "tobytes"):
+        return None
+    return hashlib.sha256(f"{value.dtype}{value.shape}".encode() + value.tobytes()).hexdigest()
