@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from selfcon.workflows.measures import knn as knn
     from selfcon.workflows.pipeline import fit as fit
     from selfcon.workflows.pipeline import pretrain as pretrain
-    from selfcon.workflows.pipeline import probe as probe
     from selfcon.workflows.pipeline import train as train
+    from selfcon.workflows.probing import probe as probe
     from selfcon.workflows.reporting import write_report as write_report
     from selfcon.workflows.trained import open_run as open_run
 
@@ -71,7 +71,7 @@ _NAMES = {
     "knn": "selfcon.workflows.measures",
     "fit": "selfcon.workflows.pipeline",
     "pretrain": "selfcon.workflows.pipeline",
-    "probe": "selfcon.workflows.pipeline",
+    "probe": "selfcon.workflows.probing",
     "train": "selfcon.workflows.pipeline",
     "write_report": "selfcon.workflows.reporting",
     "open_run": "selfcon.workflows.trained",

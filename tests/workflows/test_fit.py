@@ -23,6 +23,7 @@ from safetensors.torch import load, load_file
 import selfcon
 from selfcon.errors import DataError, InputMissingError, NonFiniteError, SelfconWarning, StoppedError, UsageError
 from selfcon.networks.exits import parse_exits
+from selfcon.training import checkpoint
 from selfcon.training.artifact import load_model
 from selfcon.workflows.doctor import examine, expected_positives
 from tests.cli.calling import call
@@ -244,6 +245,26 @@ def test_a_step_that_is_not_finite_names_the_last_checkpoint(
     with pytest.raises(NonFiniteError, match=r"at step 4 of pretrain .* The last checkpoint is .*step-000000002"):
         selfcon.fit(data=str(stripes), out=run, **SMALL)
     assert {path: path.read_bytes() for path in (run / "checkpoints").rglob("state.*")} == before
+
+
+def test_a_checkpoint_of_an_earlier_version_ends_with_the_same_loss(
+    stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selfcon.fit(data=str(stripes), out=tmp_path / "whole", **SMALL)
+    stop_at(monkeypatch, 1, signal.SIGTERM)
+    with pytest.raises(StoppedError):
+        selfcon.fit(data=str(stripes), out=tmp_path / "run", **SMALL)
+    monkeypatch.undo()
+    folder = tmp_path / "run" / "checkpoints" / "pretrain"
+    found = checkpoint.read_newest(folder)
+    assert found is not None
+    name, kept = found
+    kept.tensors["loss_sum"] = kept.tensors.pop("loss_of_images") / SMALL["batch_size"]  # over batches, as it was
+    checkpoint.save(folder, name, kept)
+    selfcon.fit(data=str(stripes), out=tmp_path / "run", **SMALL)
+    lines = [(tmp_path / each / "metrics.jsonl").read_text().splitlines()[0] for each in ("whole", "run")]
+    whole, resumed = (json.loads(line)["loss"] for line in lines)
+    assert resumed == pytest.approx(whole, rel=1e-9)
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals, stage: str = "pretrain") -> None:

@@ -31,7 +31,6 @@ def run(options: argparse.Namespace) -> int:
     from selfcon import workflows
 
     given = {name: parse_value(text) for name in PROBE_NAMES if (text := getattr(options, name)) is not None}
-
     result = workflows.probe(
         options.run,
         out=options.out,

@@ -33,7 +33,6 @@ def add_arguments(parser: Parser) -> None:
         metavar="SECONDS",
         help=f"write it again every {_USUAL:.0f} seconds until all runs are done; an open page follows",
     )
-
     parser.add_argument(
         "--json", action="store_true", help="print the tables of runs and of seeds as one JSON document"
     )

@@ -290,7 +290,7 @@ class _Worker:
         self._restore_random(tensors)
         if "loss_of_images" in tensors:
             trainer.loss_sum.copy_(tensors["loss_of_images"])
-        else:  # a sum over batches, as it was until 2026-11-17; those before the last of an epoch are full
+        else:  # earlier versions kept a sum over batches, which are full before the last of an epoch
             trainer.loss_sum.copy_(tensors["loss_sum"] * self.stage.batch_size)
         self.epoch, self.batch, trainer.skipped = facts["epoch"], facts["batch"], facts["skipped"]
         self.metrics += facts["metrics"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from selfcon.config import PROBE_NAMES, Settings, flatten, make_settings
+from selfcon.config import Settings
 from selfcon.data.streamed import Streamed
-from selfcon.errors import InputMissingError, UsageError, name_some
+from selfcon.errors import UsageError
 from selfcon.evaluation.accuracy import embed, predict, summarise, top1_of
 from selfcon.losses.methods import describe_added
 from selfcon.networks.multi_exit import MultiExitNetwork
@@ -22,11 +22,9 @@ from selfcon.networks.weights import check_weights
 from selfcon.progress import say
 from selfcon.report import evidence
 from selfcon.report.page import render
-from selfcon.training import checkpoint as checkpoints
 from selfcon.training.artifact import save_encoder, save_model
-from selfcon.training.checkpoint import Checkpoint, same_tensors
 from selfcon.training.distributed import World, join
-from selfcon.training.folder import RunFolder, read_settings
+from selfcon.training.folder import RunFolder
 from selfcon.training.logging import open_logs
 from selfcon.training.loop import Trained, forget_peak_memory
 from selfcon.training.loop import train as train_stage
@@ -106,96 +104,6 @@ def train(
     return run_stages(chosen, out, running, overwrite=overwrite, verb="train", probe=False)
 
 
-def probe(
-    run_folder: str | Path,
-    *,
-    out: str | Path | None = None,
-    overwrite: bool = False,
-    device: str = "auto",
-    compile: bool | None = None,
-    log: Sequence[str] = (),
-    **settings: Any,
-) -> Result:
-    """Train linear classifiers on every exit of a pretrained run, and report its accuracy.
-
-    With `out`, in another folder, which takes over the encoder, and with other settings of the probe
-    (`**{"probe.epochs": 200}`).
-    """
-    if other := [name for name in flatten(settings) if name not in PROBE_NAMES]:
-        raise UsageError(f"{name_some(other)} cannot be set here: the encoder is trained already.")
-    if out is None and (settings or overwrite):
-        raise UsageError("Another probe needs a folder of its own: name one with --out.")
-    running = Running.choose(device=device, compile=compile, log=log)
-    with join(running.device) as world:
-        opened: list[RunFolder] = []
-        if out is None:
-            chosen = world.tell(lambda: _reopen_pretrained(run_folder, opened))
-        else:
-            chosen = world.tell(lambda: _take_over(run_folder, out, settings, opened, overwrite=overwrite))
-        folder = opened[0] if opened else RunFolder.follow(run_folder if out is None else out)
-        with folder as run, explaining_shortage(chosen, running.device):
-            return _work(run, chosen, running, world, probe=True)
-
-
-def _reopen_pretrained(run_folder: str | Path, opened: list[RunFolder]) -> Settings:
-    run, settings = RunFolder.reopen(run_folder)
-    try:
-        _check_pretrained(run, settings)
-    except BaseException:
-        run.close()
-        raise
-    opened.append(run)
-    return settings
-
-
-def _take_over(
-    run_folder: str | Path, out: str | Path, changed: Mapping[str, Any], opened: list[RunFolder], *, overwrite: bool
-) -> Settings:
-    """A folder with what a run knew when its encoder was trained. That run is only read."""
-    if Path(out).resolve() == Path(run_folder).resolve():
-        raise UsageError(f"{out} is the run itself: another probe needs another folder.")
-    before, settings = RunFolder.follow(run_folder), read_settings(run_folder)
-    _check_pretrained(before, settings)
-    found = checkpoints.read_newest(before.checkpoints / "pretrain")
-    if found is None or found[1].facts["epoch"] < settings.epochs:
-        raise InputMissingError(f"{before.path} has no checkpoint of its whole pretraining.")
-    chosen = make_settings(settings.model_dump(mode="json"), changed)
-    run = RunFolder.open(out, chosen, verb="probe", overwrite=overwrite)
-    try:
-        _fill(run, before, *found)
-    except BaseException:
-        run.close()
-        raise
-    opened.append(run)
-    return chosen
-
-
-def _fill(run: RunFolder, before: RunFolder, name: str, encoder: Checkpoint) -> None:
-    """Take the encoder over, which comes last, so that whoever has it has the rest; or see that it is there already."""
-    there = checkpoints.read_newest(run.checkpoints / "pretrain")
-    if there is None:
-        for each in ("data.json", "method.json"):
-            if (known := before.read_json(each)) is not None:
-                run.write(each, json.dumps(known, indent=1) + "\n")
-        run.write_metrics([line for line in before.read_metrics() if line["stage"] == "pretrain"])
-        checkpoints.save(run.checkpoints / "pretrain", name, encoder)
-    elif there[0] != name or not same_tensors(there[1].tensors, encoder.tensors):
-        raise UsageError(
-            f"{run.path} has another encoder than {before.path}: choose another --out, or start anew with --overwrite."
-        )
-
-
-def _check_pretrained(run: RunFolder, settings: Settings) -> None:
-    if check_settings(settings).stages == 1:
-        raise UsageError(f"{run.path} was trained in one stage: its classifiers are trained already.")
-    epochs = sum(line["stage"] == "pretrain" for line in run.read_metrics())
-    if epochs < settings.epochs:
-        raise UsageError(
-            f"{run.path} is pretrained for {epochs} of {settings.epochs} epochs: "
-            f"the command that began it goes on with it."
-        )
-
-
 def run_stages(
     settings: Settings, out: str | Path, running: Running, *, overwrite: bool, verb: str, probe: bool
 ) -> Result:
@@ -208,12 +116,13 @@ def run_stages(
         world.tell(lambda: opened.append(RunFolder.open(out, settings, verb=verb, overwrite=overwrite)))
         folder = opened[0] if opened else RunFolder.follow(out)
         with folder as run, explaining_shortage(settings, running.device):
-            result = _work(run, settings, running, world, probe=probe)
+            result = work_in(run, settings, running, world, probe=probe)
             world.tell(lambda: None)  # nobody goes on before everything is written
             return result
 
 
-def _work(run: RunFolder, settings: Settings, running: Running, world: World, *, probe: bool) -> Result:
+def work_in(run: RunFolder, settings: Settings, running: Running, world: World, *, probe: bool) -> Result:
+    """What is left to do of a run in its folder, and the result; at once where there is nothing."""
     world.tell(lambda: _check_same_method(run, settings.method))
     done = world.tell(lambda: _find_done(run, probe=probe))
     if done is not None:
