@@ -226,7 +226,7 @@ import json, math, sys
 from dataclasses import dataclass, field
 import torch
 import selfcon
-from selfcon.losses.described import describe
+from selfcon.described import describe
 
 class Base(selfcon.Method):
     def loss(self, features, labels=None, **options):

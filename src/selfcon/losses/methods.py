@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from selfcon.errors import UsageError, unknown_name
-from selfcon.losses.described import describe
+from selfcon.described import describe
 from selfcon.losses.one_stage import OneStage, logits_loss
 from selfcon.losses.sets import Term
 
