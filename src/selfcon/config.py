@@ -63,9 +63,12 @@ class Optim(Section):
 
 
 class Schedule(Section):
-    """How the learning rate moves. `warmup_epochs=None`: 10 for batches of 1024 or more, none for smaller ones."""
+    """How the learning rate moves; `cosine` is the paper's, which moves once an epoch.
 
-    kind: Literal["cosine", "step", "constant"] = "cosine"
+    `warmup_epochs=None`: 10 for batches of 1024 or more, none for smaller ones.
+    """
+
+    kind: Literal["smooth-cosine", "cosine", "step", "constant"] = "smooth-cosine"
     warmup_epochs: Annotated[int, Field(ge=0)] | None = None
     warmup_from: NotNegative = 0.01
     floor: Share = 1e-3
@@ -89,11 +92,15 @@ class Loss(Section):
 
 
 class Augment(Section):
-    """Which policy, the least and largest share of an image that a crop takes, and whether it may be mirrored."""
+    """Which policy, the least and largest share of an image that a crop takes, and whether it may be mirrored.
+
+    `strength` multiplies how far brightness, contrast, saturation and hue may go, where a policy moves them.
+    """
 
     policy: str = "standard"
     scale: tuple[Share, Share] = (0.2, 1.0)
     flip: bool = True
+    strength: Annotated[float, Field(ge=0, le=5)] = 1.0
 
 
 class Probe(Section):
@@ -187,6 +194,10 @@ class Settings(Section):
         return self.probe.epochs or min(100, 10 * self.epochs)
 
 
+_MEANT = {"init": "weights", "base": "recipe"}
+"""What a file may call what the command line calls --init, and what it builds on."""
+
+
 def make_settings(*layers: Mapping[str, Any]) -> Settings:
     """Settings from layers of dotted names and values, later ones over earlier ones; all mistakes in one error."""
     # Over all defaults, so that one value of a section does not reset its neighbours.
@@ -196,8 +207,8 @@ def make_settings(*layers: Mapping[str, Any]) -> Settings:
         for name, value in flatten(layer).items():
             if name not in NAMES and not name.startswith("model_options."):
                 error = unknown_name("setting", name, NAMES)
-                if name == "init":  # which the command line calls it
-                    error = UsageError("Unknown setting 'init'; did you mean 'weights'?")
+                if name in _MEANT:
+                    error = UsageError(f"Unknown setting {name!r}; did you mean {_MEANT[name]!r}?")
                 wrong.append(str(error).rstrip(".?"))
                 continue
             place = tree

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchvision import transforms
 
 from selfcon.data.draws import JITTER_ORDERS, Draws, draw, order_colours
-from selfcon.data.policies import POLICIES, RANDAUGMENT_OPERATIONS, Policy, get_policy
+from selfcon.data.policies import POLICIES, RANDAUGMENT_OPERATIONS, Policy, add_policy, get_policy
 from selfcon.errors import UsageError
 
 COUNT = 50_000
@@ -95,3 +95,19 @@ def test_names() -> None:
     assert set(POLICIES) == {"standard", "simple", "randaugment", "randaugment-simple", "randaugment-standard", "none"}
     with pytest.raises(UsageError, match="did you mean 'randaugment'"):
         get_policy("randaugmnt")
+
+
+def test_policies_of_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfcon.data.policies.POLICIES", dict(POLICIES))
+    strong = add_policy("mine", Policy(crop_and_flip=True, colour=True, hue=0.4))
+    assert get_policy("mine") is strong
+    again = add_policy("mine", Policy(crop_and_flip=True))  # as a cell of a notebook does that is run again
+    assert get_policy("mine") is again
+    with pytest.raises(UsageError, match="'standard' already: choose another name"):
+        add_policy("standard", strong)
+    with pytest.raises(UsageError, match=r"Policy\(crop_and_flip=True, then="):
+        add_policy("blur", lambda pixels, numbers: pixels)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"give --augment\.scale"):
+        add_policy("crops", Policy(crop_and_flip=True, scale=(0.5, 1.0)))
+    with pytest.raises(UsageError, match=r"make .* known with"):
+        get_policy(strong)  # type: ignore[arg-type]

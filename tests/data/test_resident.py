@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import selfcon.data
-from selfcon.data import Policy, get_policy, make_resident
+from selfcon.data import ArrayImages, Policy, get_policy, make_resident
+from selfcon.data.images import Pixels
 from selfcon.data.resident import Resident
 from selfcon.errors import UsageError
 
@@ -77,6 +78,18 @@ def test_images_of_other_sizes_are_fitted(folder: Path) -> None:
     assert resident.pixels.shape == (18, 3, 24, 24)
     same = make_resident(source.train, size=32)
     assert np.array_equal(same.pixels[4].permute(1, 2, 0).numpy(), source.train[4])
+
+
+class Inverted(ArrayImages):
+    """Images that are something else than their array."""
+
+    def __getitem__(self, index: int) -> Pixels:
+        return 255 - super().__getitem__(index)
+
+
+def test_images_that_index_as_they_like_are_asked() -> None:
+    data = make_resident(Inverted(np.full((4, 8, 8, 3), 250, np.uint8), np.arange(4) % 2, "dark"))
+    assert data.pixels.unique().tolist() == [5]
 
 
 def test_flat_channels_do_not_divide_by_zero() -> None:

@@ -175,6 +175,12 @@ def test_npz(tmp_path: Path) -> None:
     source = selfcon.data.load(write_npz(tmp_path / "g.npz", x_train=grey, x_test=grey[:3]))
     assert source.classes == ("0", "1", "2")
     assert np.array_equal(source.train[2][..., 1], grey[2])
+    assert source.val is None
+    held = {"x_val": np.ones((2, 8, 8, 3), np.uint8), "y_val": np.array([2, 1])}
+    source = selfcon.data.load(write_npz(tmp_path / "v.npz", **held))
+    assert source.val is not None
+    assert source.val.labels.tolist() == [2, 1]
+    assert source.val[0].max() == 1
 
 
 @pytest.mark.parametrize(
@@ -196,6 +202,7 @@ def test_npz(tmp_path: Path) -> None:
         ({"classes": np.array("abc")}, DataError, "classes as a row of texts"),
         ({"y_train": np.array([0, 1, 2, 0, 1, 3 * 10**9])}, DataError, "more than there are images"),
         ({"x_train": np.array([object()] * 6)}, UnsafeError, "Python objects"),
+        ({"x_val": np.zeros((2, 8, 8, 3), np.uint8)}, DataError, "has no y_val"),
     ],
 )
 def test_wrong_npz(tmp_path: Path, changes: dict[str, Any], kind: type[Exception], words: str) -> None:

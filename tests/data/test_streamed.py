@@ -76,6 +76,24 @@ def test_batches_are_those_of_images_that_stay(policy: str) -> None:
     assert torch.equal(kept.pictures(torch.tensor([3, 5])), read.pictures(torch.tensor([3, 5])))
 
 
+def test_a_step_of_ones_own_is_that_of_images_that_stay(folder: Path) -> None:
+    def darken(pixels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:  # which no other process could be sent
+        return pixels * numbers[:, :1, None, None]
+
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 24, 24, 3), dtype=np.uint8)
+    images = ArrayImages(pixels, np.arange(20) % 4, "random")
+    options: Any = {"batch_size": 8, "seed": 3, "epoch": 2, "views": 2}
+    for policy in (Policy(crop_and_flip=True, then=darken), Policy(then=darken)):
+        kept, read = (
+            each.batches(policy, **options) for each in (make_resident(images), make_streamed(images, size=24))
+        )
+        for one, other in zip(kept, read, strict=True):
+            torch.testing.assert_close(one.images, other.images, atol=2e-5, rtol=1e-4)
+    files = selfcon.data.load(str(folder)).train
+    alone, helped = (make_streamed(files, size=32, workers=workers).batches(policy, **options) for workers in (0, 2))
+    assert all(equal(*pair) for pair in zip(alone, helped, strict=True))
+
+
 def crops_as_torchvision(images: list[Pixels], size: int, policy: Policy) -> float:
     """The largest difference of a batch's crops to torchvision's, one by one."""
     data = make_streamed(FileLike(images), size=size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,6 +54,33 @@ def test_the_kernel_in_tritons_interpreter() -> None:
     script = "from tests.data.test_views import compare\ncompare('triton', 'cpu', count=12, tolerance=2e-5)"
     environment = {**os.environ, "TRITON_INTERPRET": "1"}  # runs its language without a GPU
     subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=300)
+
+
+def test_a_step_of_ones_own_sees_each_view_before_it_is_normalised() -> None:
+    images, look, rows = some_images(32, 32), some_look("standard", 32), torch.tensor([3, 9, 4])
+    told: list[tuple[Tensor, Tensor]] = []
+
+    def darken(pixels: Tensor, numbers: Tensor) -> Tensor:
+        told.append((pixels, numbers))
+        return pixels * numbers[:, :1, None, None]
+
+    own = replace(look, policy=replace(look.policy, then=darken, numbers=2))
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = make_views(images, rows, rows, own)
+    pixels, numbers = told[0]
+    assert pixels.dtype == torch.float32
+    assert pixels.min() >= 0
+    assert pixels.max() <= 1
+    assert numbers.shape == (6, 2)
+    assert len(numbers.unique()) == 12, "each view of each sample has its own"
+    mean, std = look.mean[:, None, None], look.std[:, None, None]
+    plain = make_views(images, rows, rows, look) * std + mean
+    torch.testing.assert_close(ours * std + mean, plain * numbers[:, :1, None, None])
+    make_views(images, rows[1:], rows[1:], own)
+    assert torch.equal(told[1][1], numbers[[1, 2, 4, 5]]), "whatever the batch"
+    for wrong in (lambda pixels, numbers: pixels[:2], lambda pixels, numbers: None):
+        with pytest.raises(UsageError, match=r"given pixels \[6, 3, 32, 32\] on cpu and returned (\[2, 3|NoneType)"):
+            make_views(images, rows, rows, replace(own, policy=replace(own.policy, then=wrong)))
 
 
 def test_a_view_belongs_to_its_sample() -> None:

@@ -28,12 +28,12 @@ BY_HAND = [
 
 @pytest.mark.parametrize(("step", "expected"), BY_HAND)
 def test_the_papers_cifar_setting(step: int, expected: float) -> None:
-    rate = plan(0.5, Schedule(), epochs=1000, steps_per_epoch=49, batch_size=1024)
+    rate = plan(0.5, Schedule(kind="cosine"), epochs=1000, steps_per_epoch=49, batch_size=1024)
     assert rate.at(step) == pytest.approx(expected, abs=1.5e-6)
 
 
 def test_a_warm_up_never_comes_from_above() -> None:
-    rate = plan(1e-3, Schedule(), epochs=50, steps_per_epoch=4, batch_size=2048)
+    rate = plan(1e-3, Schedule(kind="cosine"), epochs=50, steps_per_epoch=4, batch_size=2048)
     rates = [rate.at(step) for step in range(200)]
     assert max(rates) <= 1e-3
     assert rates[0] == pytest.approx(0.02 * rates[39], rel=0.05), "and is one at low rates, too"
@@ -41,14 +41,26 @@ def test_a_warm_up_never_comes_from_above() -> None:
 
 
 def test_no_warm_up_for_small_batches() -> None:
-    rate = plan(0.5, Schedule(), epochs=100, steps_per_epoch=10, batch_size=512)
+    rate = plan(0.5, Schedule(kind="cosine"), epochs=100, steps_per_epoch=10, batch_size=512)
     assert rate.at(0) == pytest.approx(0.0005 + 0.4995 * (1 + math.cos(math.pi / 100)) / 2)
+
+
+def test_a_smooth_cosine_moves_at_every_step_of_a_short_training_too() -> None:
+    rate = plan(1.0, Schedule(floor=0.0), epochs=1, steps_per_epoch=4, batch_size=8)
+    assert [rate.at(step) for step in range(4)] == pytest.approx([1.0, 0.853553, 0.5, 0.146447], abs=1e-6)
+    warm = plan(1.0, Schedule(floor=0.0, warmup_epochs=1, warmup_from=0.0), epochs=2, steps_per_epoch=4, batch_size=8)
+    assert [warm.at(step) for step in (0, 2, 4, 6)] == pytest.approx([0.0, 0.25, 0.5, 0.146447], abs=1e-6)
 
 
 def test_steps_of_the_probe() -> None:
     rate = plan(3.0, Schedule(kind="step"), epochs=100, steps_per_epoch=98, batch_size=512)
     rates = [rate.at(epoch * 98) for epoch in (0, 59, 60, 79, 80, 99)]  # epochs 1, 60, 61, 80, 81, 100
     assert rates == pytest.approx([3.0, 3.0, 0.3, 0.3, 0.03, 0.03])
+
+
+def test_a_probe_of_one_epoch_is_at_the_full_rate() -> None:
+    rate = plan(3.0, Schedule(kind="step"), epochs=1, steps_per_epoch=5, batch_size=512)
+    assert {rate.at(step) for step in range(5)} == {3.0}
 
 
 def test_constant_and_chosen_warm_up() -> None:

@@ -522,8 +522,14 @@ def test_what_was_refused_leaves_no_folder(tmp_path: Path) -> None:
 
 def test_tensorboard(stripes: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra [log] is not installed")
-    selfcon.fit(data=str(stripes), out=tmp_path / "run", log=["tensorboard"], **SMALL)
-    assert list((tmp_path / "run" / "tensorboard").glob("events*"))
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    result = selfcon.fit(data=str(stripes), out=tmp_path / "run", log=["tensorboard"], **SMALL)
+    seen = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert [each.step for each in seen.Scalars("pretrain/loss")] == [1, 2]
+    assert seen.Scalars("test/ensemble")[0].value == pytest.approx(result["accuracy"]["ensemble"]["top1"])
+    assert b"batch_size: 32" in seen.Tensors("settings/text_summary")[0].tensor_proto.string_val[0]
+    assert "_hparams_/session_start_info" in seen.summary_metadata
 
 
 def test_the_report_shows_names_as_text(stripes: Path, tmp_path: Path) -> None:

@@ -2,17 +2,20 @@
 
 example: selfcon fit                                     (handwritten digits, about a minute)
          selfcon fit --data birds --image-size 64 --epochs 100 --val-fraction 0.1 --out runs/birds
+         selfcon fit --seed 0,1,2 --out runs/three          (three runs, in runs/three/seed-0 and so on)
 The same command again goes on where it was stopped.
 """
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
+from selfcon.cli import report
 from selfcon.cli.parsing import Parser
 from selfcon.cli.results import show_result
 from selfcon.cli.settings import add_settings, default_folder, read_settings
-from selfcon.progress import say
+from selfcon.progress import say, speaks
 
 VERB = "fit"
 takes_settings = True
@@ -33,12 +36,15 @@ def run_training(options: argparse.Namespace, unknown: list[str], verb: str) -> 
     from selfcon.losses.methods import get_method
     from selfcon.workflows.settings import collect_settings
 
-    settings = collect_settings(options.recipe, given, wrong, tell=False)
+    several = given.get("seed") if isinstance(given.get("seed"), list) else []
+    asked = [{**given, "seed": seed} for seed in dict.fromkeys(several)] or [given]
+    every = [collect_settings(options.recipe, each, wrong, tell=False) for each in asked]  # wrong ones before any work
+    settings = every[0]
     if get_method(settings.method).stages == 1 and (unused := [name for name in given if name.startswith("probe.")]):
         say(f"note: {settings.method} trains in one stage, so --{unused[0]} does nothing")
     out = options.out or default_folder(settings)
-    result = getattr(workflows, verb)(
-        out=out,
+    work = partial(
+        getattr(workflows, verb),
         recipe=options.recipe,
         device=options.device,
         compile=options.compile,
@@ -46,7 +52,15 @@ def run_training(options: argparse.Namespace, unknown: list[str], verb: str) -> 
         log=[name for name in options.log.split(",") if name],
         deterministic=options.deterministic,
         trust=options.trust,
-        **given,
     )
-    show_result(result, out, as_json=options.json)
+    if not several:
+        show_result(work(out=out, **given), out, as_json=options.json)
+        return 0
+    folders = [out / f"seed-{each.seed}" for each in every]
+    for folder, each in zip(folders, asked, strict=True):
+        result = work(out=folder, **each)
+        if not options.json:
+            show_result(result, folder, as_json=False)
+    if speaks():
+        report.run(argparse.Namespace(runs=folders, out=out / "report.html", watch=None, json=options.json))
     return 0

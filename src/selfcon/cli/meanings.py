@@ -11,9 +11,11 @@ _SCHEDULE = {
     "gamma": "of step: what it is multiplied by there",
 }
 _AUGMENT = {
-    "policy": "none, simple (crop, mirror), standard (colours, too), randaugment, randaugment-simple or -standard",
+    "policy": "none, simple (crop, mirror), standard (colours, too), randaugment, randaugment-simple or -standard,"
+    " or one that a script added",
     "scale": "least and largest share of an image that a crop takes",
     "flip": "whether images may be mirrored",
+    "strength": "times the usual strength of colour changes, 0 to 5",
 }
 _OPTIM = {
     "name": "the optimiser",

@@ -29,7 +29,7 @@ FLAGS = {
     "--batch-size": ("batch_size", int, "images in a step"),
     "--micro-batch": ("micro_batch", int, "samples in the network at a time"),
     "--lr": ("lr", float, "learning rate"),
-    "--seed": ("seed", int, ""),
+    "--seed": ("seed", int, "or several, 0,1,2: a run for each"),
 }
 
 _MEANT = {

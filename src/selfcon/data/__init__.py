@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from selfcon.data.contact_sheet import draw_contact_sheet as draw_contact_sheet
     from selfcon.data.packed import pack as pack
     from selfcon.data.policies import Policy as Policy
+    from selfcon.data.policies import add_policy as add_policy
     from selfcon.data.policies import get_policy as get_policy
     from selfcon.data.resident import Resident as Resident
     from selfcon.data.resident import make_resident as make_resident
@@ -30,6 +31,7 @@ _NAMES = {
     "draw_contact_sheet": "selfcon.data.contact_sheet",
     "pack": "selfcon.data.packed",
     "Policy": "selfcon.data.policies",
+    "add_policy": "selfcon.data.policies",
     "get_policy": "selfcon.data.policies",
     "Batch": "selfcon.data.split",
     "Resident": "selfcon.data.resident",

@@ -9,10 +9,11 @@ import torch
 import torchvision.transforms.functional as tvf
 from torch import Tensor
 
-from selfcon.data.draws import Draws
+from selfcon.data.draws import Draws, draw_numbers
 from selfcon.data.policies import Policy
 from selfcon.data.randaugment import apply_randaugment
 from selfcon.data.randaugment_masked import apply_masked
+from selfcon.errors import UsageError
 
 _GREY_WEIGHTS = (0.2989, 0.587, 0.114)
 _HUE = 3
@@ -44,6 +45,20 @@ def augment_colours(pixels: Tensor, policy: Policy, draws: Draws) -> Tensor:
             pixels = jitter_colours(pixels, draws)
             pixels = torch.where(draws.grey[:, None, None, None], _grey(pixels), pixels)
     return pixels
+
+
+def take_own_step(pixels: Tensor, policy: Policy, samples: Tensor, *, seed: int, epoch: int, views: int) -> Tensor:
+    """The policy's own step on pixels [V·B, 3, S, S] in [0, 1] of samples [B], all of view 1 first."""
+    assert policy.then is not None
+    numbers = [draw_numbers(samples, policy.numbers, seed=seed, epoch=epoch, view=view) for view in range(views)]
+    with torch.autocast(pixels.device.type, enabled=False):
+        changed = policy.then(pixels, torch.cat(numbers))
+    if not isinstance(changed, Tensor) or changed.shape != pixels.shape or changed.device != pixels.device:
+        told = f"{list(changed.shape)} on {changed.device}" if isinstance(changed, Tensor) else type(changed).__name__
+        raise UsageError(
+            f"The policy's own step was given pixels {list(pixels.shape)} on {pixels.device} and returned {told}."
+        )
+    return changed.to(pixels.dtype)
 
 
 def normalise(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:

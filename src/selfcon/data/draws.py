@@ -96,6 +96,11 @@ def draw_choices(samples: Tensor, *, seed: int, epoch: int, view: int = 0) -> Te
     return _choose_operations(draw_words(samples, seed=seed, epoch=epoch, stream=Stream.AUGMENT + view, words=_WORDS))
 
 
+def draw_numbers(samples: Tensor, count: int, *, seed: int, epoch: int, view: int = 0) -> Tensor:
+    """Numbers in [0, 1) for a policy's own step, [B, count]."""
+    return to_uniform(draw_words(samples, seed=seed, epoch=epoch, stream=Stream.OWN + view, words=count))
+
+
 def _choose_operations(words: Tensor) -> Tensor:
     ours = words[:, _CHOICES : _CHOICES + 2]
     return 2 * to_integer(ours, len(RANDAUGMENT_OPERATIONS)) + (ours & 1)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from selfcon.described import describe
 from selfcon.errors import UsageError, unknown_name
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Steps in the order in which they are applied; normalisation always follows."""
+    """Steps in the order in which they are applied; normalisation always follows.
+
+    `then` is a step of one's own behind them: a function of pixels [B, 3, S, S] in [0, 1] and of random numbers in
+    [0, 1) that belong to each sample, [B, numbers], which returns pixels of the same shape.
+    """
 
     randaugment: bool = False
     crop_and_flip: bool = False
@@ -26,11 +33,16 @@ class Policy:
     grey_probability: float = 0.2
     magnitude: int = 9
 
+    then: Callable[[Any, Any], Any] | None = None
+    numbers: int = 4
+
     def __post_init__(self) -> None:
         if not 0 <= self.magnitude <= 30:
             raise UsageError(f"RandAugment's magnitude is 0 to 30, not {self.magnitude}.")
         if not 0 < self.scale[0] <= self.scale[1]:
             raise UsageError(f"A crop takes from a smaller to a larger share of the image, not {self.scale}.")
+        if self.numbers < 1:
+            raise UsageError(f"A step of one's own is given at least one random number a sample, not {self.numbers}.")
 
 
 POLICIES = {
@@ -49,8 +61,36 @@ RANDAUGMENT_OPERATIONS = (
 )
 
 
+_OURS = frozenset(POLICIES)
+_ADDED: dict[str, dict[str, Any]] = {}
+
+
+def add_policy(name: str, policy: Policy) -> Policy:
+    """Make a policy known by a name, so that `--augment.policy` and `selfcon.fit` take it in this process.
+
+    Adding another of that name replaces the one before. A run remembers what the policy was, and is not gone on with by
+    another one.
+    """
+    if name in _OURS:
+        raise UsageError(f"There is an augmentation policy {name!r} already: choose another name.")
+    if not isinstance(policy, Policy):
+        raise UsageError(f"{name!r} must be a Policy; a function goes into one: Policy(crop_and_flip=True, then=...).")
+    if policy.scale != Policy.scale:
+        raise UsageError("How much of an image a crop takes is a setting: leave scale out, and give --augment.scale.")
+    POLICIES[name] = policy
+    _ADDED[name] = describe(policy)
+    return policy
+
+
+def describe_added_policy(name: str) -> dict[str, Any] | None:
+    """What an added policy was when it was added, to tell it from another of its name; None of the table's."""
+    return _ADDED.get(name)
+
+
 def get_policy(name: str) -> Policy:
     """The policy of that name."""
+    if not isinstance(name, str):
+        raise UsageError(f"A policy goes by its name: make {name!r} known with selfcon.data.add_policy.")
     if name not in POLICIES:
         raise unknown_name("augmentation policy", name, POLICIES)
     return POLICIES[name]

@@ -21,13 +21,14 @@ _ROUNDS = 10
 
 
 class Stream(IntEnum):
-    """What a draw is for, so that no two purposes share a number. Views of a sample follow from `AUGMENT` on."""
+    """What a draw is for, so that no two purposes share a number. Views of a sample follow from `AUGMENT`, `OWN` on."""
 
     ORDER = 0
     SPLIT = 1
     AUGMENT = 2
     CLASSES = 1 << 20
     MIX = 1 << 21
+    OWN = 1 << 22
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -199,10 +199,11 @@ def make_resident(
 def _decode(images: Images, size: int | None) -> Pixels:
     """All images, [N, S, S, 3]."""
     height, width = images.shape or (0, -1)
-    if isinstance(images, ArrayImages) and height == width and size in (None, height):
-        return images.as_array()
+    size = size or (height if height == width else None)
     if size is None:
         raise UsageError("These images are not all squares of one size: say which size to bring them to.")
+    if type(images) is ArrayImages and height == width == size:  # those that build on it may index as they like
+        return images.as_array()
     array = np.empty((len(images), size, size, 3), np.uint8)
     fitted = in_threads(lambda index: fit(images[index], size), range(len(images)), describe=images.describe)
     for index, pixels in enumerate(track(fitted, "Decoding", len(images))):

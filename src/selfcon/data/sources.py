@@ -25,7 +25,7 @@ from selfcon.data.splits import hold_out
 from selfcon.data.unreadable import drop_unreadable
 from selfcon.errors import DataError, InputMissingError, SelfconError, UnsafeError, UsageError, hint_path, unknown_name
 
-_ARRAYS = ("x_train", "y_train", "x_test", "y_test", "classes")
+_ARRAYS = ("x_train", "y_train", "x_test", "y_test", "x_val", "y_val", "classes")
 _BROKEN_ZIP = (zipfile.BadZipFile, zlib.error, lzma.LZMAError)
 _ALWAYS_UNPACKED, _MOST_COMPRESSED = 1 << 30, 200  # bytes of a file; beyond them, what is unpacked over what is there
 _LONGEST_HEADER, _MOST_CLASSES = 10_000, 1_000_000
@@ -149,26 +149,24 @@ def _load_digits() -> Source:
 
 
 def _load_npz(path: Path) -> Source:
-    """An .npz with uint8 x_train and x_test, [N, H, W, 3] or [N, H, W], integer y_train and y_test, perhaps classes."""
+    """An .npz with uint8 x_train and x_test, [N, H, W, 3] or [N, H, W], integer y_train and y_test, perhaps classes.
+
+    `x_val` and `y_val` are a held-out part.
+    """
     arrays = _read_npz(path)
-    if missing := [key for key in ("x_train", "y_train", "x_test", "y_test") if key not in arrays]:
+    splits = ["train", "test", *(["val"] if {"x_val", "y_val"} & set(arrays) else [])]
+    if missing := [key for split in splits for key in (f"x_{split}", f"y_{split}") if key not in arrays]:
         raise DataError(f"{path} has no {', '.join(missing)}; it has {', '.join(arrays) or 'none of these'}.")
-    for split in ("train", "test"):
-        _check_arrays(path, split, arrays[f"x_{split}"], arrays[f"y_{split}"])
-    x_train, x_test = grey_to_rgb(arrays["x_train"]), grey_to_rgb(arrays["x_test"])
-    if x_train.shape[1:] != x_test.shape[1:]:
-        raise DataError(
-            f"{path} has images of {x_train.shape[1:3]} to train with and of {x_test.shape[1:3]} to test on."
-        )
-    y_train, y_test = arrays["y_train"].astype(np.int64), arrays["y_test"].astype(np.int64)
-    return check_source(
-        Source(
-            name=path.stem,
-            classes=_class_names(path, arrays.get("classes"), y_train),
-            train=ArrayImages(x_train, y_train, f"{path} x_train"),
-            test=ArrayImages(x_test, y_test, f"{path} x_test"),
-        )
-    )
+    found = {}
+    for split in splits:
+        pixels, labels = arrays[f"x_{split}"], arrays[f"y_{split}"]
+        _check_arrays(path, split, pixels, labels)
+        found[split] = ArrayImages(grey_to_rgb(pixels), labels.astype(np.int64), f"{path} x_{split}")
+        if found[split].shape != found["train"].shape:
+            raise DataError(
+                f"{path} has images of {found['train'].shape} to train with and of {found[split].shape} in x_{split}."
+            )
+    return check_source(Source(path.stem, _class_names(path, arrays.get("classes"), found["train"].labels), **found))
 
 
 def _class_names(path: Path, classes: Any, y_train: Any) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from selfcon.data import scan
-from selfcon.data.augment import augment, augment_colours, normalise
+from selfcon.data.augment import augment, augment_colours, normalise, take_own_step
 from selfcon.data.cutting import Cutter, fit
 from selfcon.data.draws import Draws
 from selfcon.data.images import Pixels
@@ -134,7 +134,8 @@ class Streamed(Split):
         if views < 1:
             raise UsageError(f"A sample has at least one view, not {views}.")
         policy = policy if self.may_flip else replace(policy, flip_probability=0.0)
-        maker = _Maker(self, Cutter(policy, seed, epoch, views, size or self.size))
+        # A step of one's own may be anything, and does not travel to readers.
+        maker = _Maker(self, Cutter(replace(policy, then=None), seed, epoch, views, size or self.size), policy)
         yield from beside(map(maker.finish, self._read_ahead(wanted, maker)), self.device)
 
     def _read_ahead(self, wanted: Sequence[Tensor], maker: _Maker) -> Iterator[_Assembled]:
@@ -195,8 +196,8 @@ class _Assembled:
 class _Maker:
     """The way of a batch: cut out image by image, assembled as a batch, finished on the device."""
 
-    def __init__(self, data: Streamed, cutter: Cutter) -> None:
-        self.data, self.cutter = data, cutter
+    def __init__(self, data: Streamed, cutter: Cutter, policy: Policy) -> None:
+        self.data, self.cutter, self.policy = data, cutter, policy
 
     def assemble(self, samples: Tensor, readings: Sequence[Reading]) -> _Assembled:
         """In a thread: what the views see, in one array that a GPU can fetch by itself."""
@@ -229,18 +230,25 @@ class _Maker:
 
     def finish(self, assembled: _Assembled) -> Batch:
         """On the device: the batch as the network sees it."""
-        own = assembled.samples.to(self.data.device, non_blocking=True) % len(self.data)
-        return Batch(self._see(assembled), self.data.labels[own], own)
+        numbers = assembled.samples.to(self.data.device, non_blocking=True)
+        own, mean, std, cutter = numbers % len(self.data), self.data.mean, self.data.std, self.cutter
+        if self.policy.then is None:
+            seen = self._see(assembled, mean, std)
+        else:
+            seen = self._see(assembled, torch.zeros_like(mean), torch.ones_like(std))
+            drawn = {"seed": cutter.seed, "epoch": cutter.epoch, "views": cutter.views}
+            seen = normalise(take_own_step(seen, self.policy, numbers, **drawn), mean, std)
+        return Batch(seen, self.data.labels[own], own)
 
-    def _see(self, assembled: _Assembled) -> Tensor:
+    def _see(self, assembled: _Assembled, mean: Tensor, std: Tensor) -> Tensor:
         device, policy = self.data.device, self.cutter.policy
         images = assembled.pixels.to(device, non_blocking=True).permute(0, 3, 1, 2)
         if assembled.draws is None:
-            return normalise(images.float() / 255, self.data.mean, self.data.std)
+            return normalise(images.float() / 255, mean, std)
         draws = assembled.draws.to(device)
         seen = augment(images, replace(policy, colour=False), draws, self.cutter.size)
         colour = _finish_compiled() if device.type == "cuda" else _finish
-        return colour(seen, policy, draws, self.data.mean, self.data.std)
+        return colour(seen, policy, draws, mean, std)
 
 
 def _finish(seen: Tensor, policy: Policy, draws: Draws, mean: Tensor, std: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from selfcon.data.augment import augment, normalise, randaugment
+from selfcon.data.augment import augment, normalise, randaugment, take_own_step
 from selfcon.data.draws import draw, draw_choices
 from selfcon.data.policies import Policy
 from selfcon.errors import UsageError, unknown_name
@@ -41,6 +41,12 @@ def make_views(stored: Tensor, rows: Tensor, samples: Tensor, look: Look, implem
     """
     if look.views < 1:
         raise UsageError(f"A sample has at least one view, not {look.views}.")
+    if look.policy.then is not None:
+        # Whichever implementation makes the views, the step sees them before they are normalised.
+        policy, mean, std = replace(look.policy, then=None), torch.zeros_like(look.mean), torch.ones_like(look.std)
+        pixels = make_views(stored, rows, samples, replace(look, policy=policy, mean=mean, std=std), implementation)
+        changed = take_own_step(pixels, look.policy, samples, seed=look.seed, epoch=look.epoch, views=look.views)
+        return normalise(changed, look.mean, look.std)
     chosen = _choose(stored.device, look) if implementation == "auto" else implementation
     if chosen == "triton":
         return _by_kernel(stored, rows, samples, look)

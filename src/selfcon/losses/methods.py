@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from selfcon.errors import UsageError, unknown_name
 from selfcon.described import describe
+from selfcon.errors import UsageError, unknown_name
 from selfcon.losses.one_stage import OneStage, logits_loss
 from selfcon.losses.sets import Term
 

@@ -145,7 +145,7 @@ def identify(settings: Settings, data: str | None = None) -> str:
 
     `data` is the name of the data set where the path does not tell it.
     """
-    usual = flatten(Settings().model_dump(mode="json"))
+    usual = {**flatten(Settings().model_dump(mode="json")), "schedule.kind": "cosine"}  # as when names were first given
     flat = {
         key: value
         for key, value in flatten(settings.model_dump(mode="json")).items()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from selfcon.config import flatten
 from selfcon.errors import UsageError, unknown_name
 
 Line = dict[str, Any]
@@ -26,7 +27,7 @@ def open_logs(names: Sequence[str], folder: Path, settings: dict[str, Any]) -> C
     writers = []
     for name in names:
         try:
-            writers.append(_tensorboard(folder) if name == "tensorboard" else _wandb(folder, settings))
+            writers.append((_tensorboard if name == "tensorboard" else _wandb)(folder, settings))
         except ImportError as error:
             raise UsageError(f"--log {name} needs a package that is not there: pip install 'selfcon[log]'.") from error
 
@@ -42,14 +43,19 @@ def _numbers(line: Line) -> dict[str, float]:
     return {f"{line['stage']}/{key}": float(value) for key, value in values.items()}
 
 
-def _tensorboard(folder: Path) -> Callable[[Line], None]:
+def _tensorboard(folder: Path, settings: dict[str, Any]) -> Callable[[Line], None]:
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(str(folder / "tensorboard"))
+    asked = {name: value if isinstance(value, int | float) else str(value) for name, value in flatten(settings).items()}
+    writer.add_text("settings", "\n".join(f"    {name}: {value}" for name, value in asked.items()))
 
     def write(line: Line) -> None:
-        for name, value in _numbers(line).items():
+        numbers = _numbers(line)
+        for name, value in numbers.items():
             writer.add_scalar(name, value, line["epoch"])
+        if line["stage"] == "test":  # so that runs can be compared by what was asked of them
+            writer.add_hparams(asked, numbers, run_name=".", global_step=line["epoch"])
         writer.flush()
 
     return write

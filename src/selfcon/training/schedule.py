@@ -1,7 +1,8 @@
-"""The learning rate at every step, as the paper's code moves it.
+"""The learning rate at every step.
 
-The cosine changes once an epoch, with epochs counted from 1, and ends at a floor. The warm-up is linear in steps, from
-a fixed value, or a fiftieth where the rate is lower than that, to what the cosine gives at its last epoch.
+The paper's cosine changes once an epoch, with epochs counted from 1, so that the whole last one is at the floor; the
+smooth one moves at every step, from the full rate at the first, and so suits short trainings, too. The warm-up is
+linear in steps, from a fixed value, or a fiftieth where the rate is lower than that, to what there would be at its end.
 """
 
 from __future__ import annotations
@@ -27,23 +28,25 @@ class LearningRate:
 
     def at(self, step: int) -> float:
         """The rate for a step, counted from 0."""
-        epoch = step // self.steps_per_epoch + 1
-        if epoch > self.warmup_epochs:
-            return self._of_epoch(epoch)
-        done = step / (self.warmup_epochs * self.steps_per_epoch)
-        end = self._of_epoch(self.warmup_epochs)
+        warm = self.warmup_epochs * self.steps_per_epoch
+        if step >= warm:
+            return self._after_warm_up(step)
+        end = self._after_warm_up(warm if self.settings.kind == "smooth-cosine" else warm - 1)
         start = self.settings.warmup_from if self.settings.warmup_from < end else _WARM_PART * end
-        return start + done * (end - start)
+        return start + step / warm * (end - start)
 
-    def _of_epoch(self, epoch: int) -> float:
+    def _after_warm_up(self, step: int) -> float:
+        before = step // self.steps_per_epoch  # whole epochs
         if self.settings.kind == "constant":
             return self.base
         if self.settings.kind == "step":
-            return self.base * self.settings.gamma ** sum(
-                epoch > round(m * self.epochs, 6) for m in self.settings.milestones
-            )
+            passed = sum(before >= round(m * self.epochs, 6) for m in self.settings.milestones)
+            return self.base * self.settings.gamma**passed
+        done = (before + 1) / self.epochs
+        if self.settings.kind == "smooth-cosine":
+            done = step / (self.epochs * self.steps_per_epoch)
         floor = self.base * self.settings.floor
-        return floor + (self.base - floor) * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
+        return floor + (self.base - floor) * (1 + math.cos(math.pi * done)) / 2
 
 
 def plan(base: float, settings: Schedule, *, epochs: int, steps_per_epoch: int, batch_size: int) -> LearningRate:

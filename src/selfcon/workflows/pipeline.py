@@ -182,6 +182,10 @@ def _run(run: RunFolder, settings: Settings, running: Running, world: World, sto
     accuracy = {"accuracy": summarise(test, top1_of(net, task.train, size=task.size))}
     if task.val is not None:
         accuracy["held_out_accuracy"] = summarise(predict(net, task.val, size=task.size))
+    if write_log is not None:
+        for stage, key in (("held_out", "held_out_accuracy"), ("test", "accuracy")):
+            found = {answer: values["top1"] for answer, values in accuracy.get(key, {}).items()}
+            write_log({"stage": stage, "epoch": settings.epochs, **found})
     features = embed(net, task.test, size=task.size)
     _check_stop(world, stop, device)
     _write_model(task, net, run)

@@ -219,7 +219,9 @@ class Task:
 
 def make_policy(augment: Augment) -> Policy:
     """The policy that settings name."""
-    policy = replace(get_policy(augment.policy), scale=augment.scale)
+    policy = get_policy(augment.policy)
+    colours = {name: getattr(policy, name) * augment.strength for name in ("brightness", "contrast", "saturation")}
+    policy = replace(policy, scale=augment.scale, hue=min(0.5, policy.hue * augment.strength), **colours)
     return policy if augment.flip else replace(policy, flip_probability=0.0)
 
 
