@@ -36,7 +36,8 @@ def run_training(options: argparse.Namespace, unknown: list[str], verb: str) -> 
     from selfcon.losses.methods import get_method
     from selfcon.workflows.settings import collect_settings
 
-    several = given.get("seed") if isinstance(given.get("seed"), list) else []
+    seed = given.get("seed")
+    several = seed if isinstance(seed, list) else []
     asked = [{**given, "seed": seed} for seed in dict.fromkeys(several)] or [given]
     every = [collect_settings(options.recipe, each, wrong, tell=False) for each in asked]  # wrong ones before any work
     settings = every[0]
