@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import selfcon
 from selfcon.cli.results import accuracy_lines
 from selfcon.config import flatten, make_settings
 from selfcon.errors import DataError, InputMissingError, UsageError
+from selfcon.evaluation.accuracy import Predictions
+from selfcon.report.evidence import gather
 from selfcon.report.page import RunPage, tabulate_seeds
+from selfcon.report.plots import sort_answers
 from selfcon.training.files import write_whole
 from selfcon.workflows.reporting import read_page, write_report
 from selfcon.workflows.settings import collect_settings
@@ -145,6 +149,26 @@ def test_of_one_exit_there_is_no_ensemble(runs: Path, tmp_path: Path) -> None:
     assert "<td>backbone</td>" in page
     assert "<td>ensemble</td>" not in page
     assert "<td>ensemble</td>" in write_report([runs / "selfcon"], out=tmp_path / "two.html").read_text()
+
+
+def test_an_exit_whose_features_are_one_point_has_no_map() -> None:
+    labels, points = torch.arange(40) % 2, torch.randn(40, 8)
+    said = Predictions({"ensemble": torch.nn.functional.one_hot(labels).float()}, labels)
+    collapsed = {"exit1": torch.full((40, 8), 0.3), "exit2": torch.zeros(40, 8), "exit3": points * torch.nan}
+    found = gather(
+        said,
+        {"backbone": points, **collapsed},
+        pictures=lambda rows: torch.zeros(len(rows), 3, 4, 4, dtype=torch.uint8),
+        describe=str,
+        classes=("a", "b"),
+        seed=0,
+    )
+    assert list(found["maps"]) == ["backbone"]
+
+
+def test_exits_stand_in_the_order_of_their_stages() -> None:
+    order = ["backbone", "exit2", "exit10", "exit12", "ensemble"]
+    assert sort_answers(reversed(order)) == order
 
 
 def test_what_differs_has_a_column(runs: Path, tmp_path: Path) -> None:

@@ -42,15 +42,21 @@ def describe(features: Tensor, labels: Tensor) -> dict[str, float]:
     return {"alignment": alignment, "uniformity": uniformity, "class_separation": 1 - within / max(total, 1e-12)}
 
 
+def is_one_point(features: Tensor) -> bool:
+    """Whether features [N, D] are all the same (or not finite), of which t-SNE makes the whole process crash."""
+    return not float(features.std(0).max()) > 1e-6 * float(features.abs().max())  # not a number, too
+
+
 def project(features: Tensor, *, by: str = "tsne", seed: int = 0) -> Tensor:
     """Features [N, D] on a plane [N, 2]."""
     if by not in MAPS:
         raise UsageError(f"A map is made by {' or '.join(MAPS)}, not {by!r}.")
     if len(features) < 10:
         raise DataError(f"{len(features)} images are too few for a map: 10 is the least.")
-    rows = normalize(features.float(), dim=1).cpu().numpy()
-    if not float(rows.std(0).max()) > 1e-6:  # not a number, too
+    unit = normalize(features.float(), dim=1).cpu()
+    if is_one_point(unit):
         raise DataError("All features are one point (or not finite), so there is nothing to map.")
+    rows = unit.numpy()
     if by == "umap":
         threads = torch.get_num_threads()
         mapper = _umap().UMAP(metric="cosine", n_neighbors=min(15, len(rows) - 1), random_state=seed, n_jobs=1)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from selfcon.analysis.embedding import is_one_point
 from selfcon.evaluation.accuracy import Predictions
 from selfcon.evaluation.answers import ENSEMBLE
 from selfcon.report.plots import draw_map, spread, thumbnail
@@ -27,13 +28,15 @@ def gather(
 ) -> dict[str, Any]:
     """What evidence.json holds.
 
-    Of features [N, D] by exit, a way to get images [B] as uint8 [B, 3, H, W], and one to say where an image is from.
+    Of features [N, D] by exit, a way to get images [B] as uint8 [B, 3, H, W], and one to say where an image is from. An
+    exit whose features are one point has no map.
     """
     logits, labels = predictions.logits[ENSEMBLE], predictions.labels
     some = spread(len(labels), _MOST_MAPPED)
     maps = {}
     if len(some) > _FEWEST_MAPPED:
-        maps = {name: draw_map(each[some], labels[some], classes, seed) for name, each in features.items()}
+        mapped = {name: each[some] for name, each in features.items() if not is_one_point(each[some])}
+        maps = {name: draw_map(each, labels[some], classes, seed) for name, each in mapped.items()}
     return {
         "tested": len(labels),
         "mapped": len(some),

@@ -58,8 +58,9 @@ def draw_curves(metrics: list[dict[str, Any]]) -> str:
 
 
 def sort_answers(names: Iterable[str]) -> list[str]:
-    """Each once: the backbone, the exits, the ensemble."""
-    return sorted(dict.fromkeys(names), key=lambda name: (name == "ensemble", name != "backbone", name))
+    """Each once: the backbone, the exits from the first to the last, the ensemble."""
+    order = sorted(dict.fromkeys(names), key=lambda name: (len(name), name))  # exit10 behind exit2
+    return sorted(order, key=lambda name: (name == "ensemble", name != "backbone"))
 
 
 def draw_together(runs: Sequence[Run]) -> dict[str, str]:
