@@ -50,11 +50,19 @@ class Stages:
 
 
 def read(path: str, size: int, shorter_side: int) -> np.ndarray:
-    """The middle of an image, after its shorter side was brought to a length; one of just that size is seen whole."""
-    image = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
-    scale = (size if image.size == (size, size) else shorter_side) / min(image.size)
-    image = image.resize([max(size, round(side * scale)) for side in image.size], Image.Resampling.BILINEAR)
-    left, top = ((side - size) // 2 for side in image.size)
+    """The middle of an image, after its shorter side was brought to a length; one of just that size is seen whole.
+
+    Sides and corners are rounded as torchvision does, so that no image is a pixel beside what the model was shown.
+    """
+    image = ImageOps.exif_transpose(Image.open(path))
+    if image.mode.startswith("I"):  # grey of 16 bits, which Pillow would clip
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    image = image.convert("RGB")
+    if image.size != (size, size):
+        short = min(image.size)
+        sides = [int(shorter_side * side / short) for side in image.size]
+        image = image.resize(sides, Image.Resampling.BILINEAR)
+    left, top = (round((side - size) / 2) for side in image.size)
     pixels = np.asarray(image.crop((left, top, left + size, top + size)), np.float32)
     return pixels.transpose(2, 0, 1) / 255
 

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 import selfcon
 from selfcon.deploy import export as export_module
 from selfcon.deploy.export import export_onnx, export_stages
+from selfcon.deploy.pictures import Eye, read_picture
 from selfcon.deploy.trust import Trust
 from selfcon.errors import SelfconError, StorageError
 from selfcon.evaluation.early_exit import Rule
@@ -85,6 +86,21 @@ def test_the_example_answers_as_the_model_does(
         assert each.classes[0] in line
         assert line.endswith(f"({each.exit})")
     assert {each.exit for each in expected} == {"exit2", "ensemble"}
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["resident", "streamed"])
+def test_the_example_sees_what_the_model_sees(streamed: bool, tmp_path: Path) -> None:
+    read, eye = runpy.run_path(str(EXAMPLE))["read"], Eye(48, torch.zeros(3), torch.ones(3), streamed)
+    rng = np.random.default_rng(0)
+    sides = ((48, 48), (49, 49), (61, 97), (97, 61), (50, 333), (31, 47), (30, 41), (101, 77), (200, 63))
+    for height, width in sides:
+        Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(tmp_path / f"{width}.png")
+    for kind in ("L", "P", "RGBA"):
+        Image.fromarray(rng.integers(0, 256, (61, 83, 3), dtype=np.uint8)).convert(kind).save(tmp_path / f"{kind}.png")
+    Image.fromarray(rng.integers(0, 1 << 16, (61, 83), dtype=np.uint16)).save(tmp_path / "16-bits.png")
+    for path in tmp_path.iterdir():
+        seen = read(str(path), eye.size, round(eye.size / eye.part)) * 255
+        assert np.abs(seen.transpose(1, 2, 0) - eye.crop(read_picture(path))).max() <= 1.01, path.name  # of rounding
 
 
 def test_the_encoder_is_timms(place: Path) -> None:
