@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 import shutil
 import signal
 import socket
@@ -33,7 +34,7 @@ from starlette.testclient import TestClient
 
 from selfcon.deploy.gallery import Gallery
 from selfcon.deploy.holder import Holder
-from selfcon.deploy.limits import Limits
+from selfcon.deploy.limits import Limits, Rates
 from selfcon.deploy.server import make_app
 from selfcon.workflows.serving import make_gallery
 
@@ -100,6 +101,27 @@ def test_a_closer_look(client: TestClient) -> None:
     samples = client.get("/v1/samples").json()["samples"]
     assert len(samples) == 24
     assert client.get(f"/v1/images/test/{samples[0]['image']}.png").content.startswith(b"\x89PNG")
+
+
+def test_nothing_that_is_asked_for_is_ignored(client: TestClient) -> None:
+    image = base64.b64encode(png()).decode()
+    found = client.post("/v1/explain", json={"images": [image], "top": 2}).json()
+    assert [len(each["classes"]) for each in found["answers"]] == [2, 2]
+    near = client.post("/v1/neighbours?k=3", json={"images": [image], "exit": "exit2"}).json()
+    assert near == client.post("/v1/neighbours?k=3&exit=exit2", content=png(), headers=PNG).json()
+    assert near != client.post("/v1/neighbours?k=3", content=png(), headers=PNG).json()
+    assert len(client.post("/v1/predict?top=3", json={"images": [image]}).json()["predictions"][0]["classes"]) == 3
+    refused = {
+        "One image at a time": client.post("/v1/explain", json={"images": [image] * 2, "top": 2}),
+        "Unknown parameter 'tops'; did you mean 'top'?": client.post("/v1/predict?tops=3", content=png(), headers=PNG),
+        "Unknown parameter 'exits'; did you mean 'exit'?": client.post("/v1/neighbours?exits=exit2", content=png()),
+        "Unknown parameter 'k'; valid: top.": client.post("/v1/explain?k=3", content=png(), headers=PNG),
+        "Unknown parameter 'exit'; valid: none.": client.post("/v1/embed?exit=exit2", content=png(), headers=PNG),
+        "Unknown field 'exit'; valid: images.": client.post("/v1/embed", json={"images": [image], "exit": "exit2"}),
+    }
+    for words, response in refused.items():
+        assert response.status_code == 400, words
+        assert response.json()["error"].startswith(words)
 
 
 def test_what_is_around_it(client: TestClient) -> None:
@@ -223,6 +245,21 @@ def test_limits_of_rate_and_of_waiting(place: Path) -> None:
         assert client.get("/health", headers={"host": "evil.example"}).status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("rate", "asked", "allowed"),
+    [(200, 300, 200), (200, 1000, 200), (1, 1.5, 1), (1, 5, 1), (0.4, 0.3, 0.3), (0.1, 0.05, 0.05), (0.1, 3, 0.1)],
+)
+def test_who_asks_for_more_has_what_is_allowed(
+    rate: float, asked: float, allowed: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, rates, seconds, answered = 0.0, Rates(rate), int(20 + 100 / rate), 0
+    monkeypatch.setattr("selfcon.deploy.limits.time.monotonic", lambda: clock)
+    for number in range(int(seconds * asked)):
+        clock = number / asked
+        answered += rates.allows("somebody")
+    assert 0.95 * seconds * allowed - 1 <= answered <= seconds * allowed + 1 + 2 * rate
+
+
 def test_a_new_model_is_taken_and_a_broken_one_is_not(place: Path, tmp_path: Path) -> None:
     shutil.copytree(place / "run", tmp_path / "run")
     holder = Holder(tmp_path / "run", torch.device("cpu"))
@@ -239,6 +276,45 @@ def test_a_new_model_is_taken_and_a_broken_one_is_not(place: Path, tmp_path: Pat
     (tmp_path / "run" / "model.safetensors").write_bytes(weights)
     assert holder.refresh()
     assert holder.model is not first
+
+
+@pytest.mark.parametrize("error", [MemoryError("for a moment"), OSError(5, "for a moment")])
+def test_what_fails_for_a_moment_is_tried_again(error: Exception, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    holder = Holder(place / "run", torch.device("cpu"))
+    first = holder.model
+    os.utime(place / "run" / "model.json")
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr("selfcon.deploy.holder.load", fail)
+        assert not holder.refresh()
+        assert not holder.is_newest
+    assert not holder.refresh()  # not at once
+    clock = time.monotonic() + 61
+    monkeypatch.setattr("selfcon.deploy.holder.time.monotonic", lambda: clock)
+    assert holder.refresh()
+    assert holder.model is not first
+    assert holder.is_newest
+    assert not holder.refresh()
+
+
+@pytest.mark.parametrize("wait", [0.0, 600.0], ids=["later", "with the next model"])
+def test_images_to_show_come_back(wait: float, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfcon.deploy.server._LOOK_EVERY", 0.02)
+    monkeypatch.setattr("selfcon.deploy.server._SHOW_AGAIN", wait)
+    holder = Holder(place / "run", torch.device("cpu"))
+    shown = make_gallery(place / "run", "cpu")
+    found = iter((None, shown))  # the first time, the data are not at hand
+    changes = [True, False, False] if wait == 0 else [True, False, True]
+    monkeypatch.setattr(holder, "refresh", lambda: bool(changes and changes.pop(0)))
+    with TestClient(make_app(holder, shown, Limits(), make_gallery=lambda: next(found))) as client:
+        deadline = time.monotonic() + 30
+        while (changes or client.get("/v1/samples").status_code != 200) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert client.get("/v1/samples").status_code == 200
+        assert next(found, "all were asked for") == "all were asked for"
 
 
 def test_the_images_shown_belong_to_the_model(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from pathlib import Path
 from typing import Any
 
 from selfcon.deploy.predictor import Predictor, load
-from selfcon.errors import SelfconError
+from selfcon.errors import SelfconError, is_shortage
 from selfcon.progress import say
 
 _FILES = ("model.json", "model.safetensors", "calibration.json")
+_TRY_AGAIN = 60.0  # seconds, after a failure that may pass
 
 
 class Holder:
@@ -22,6 +24,8 @@ class Holder:
         self.state = self._look()
         self.model: Predictor = load(folder, device)
         self.since = time.time()
+        self.is_newest = True  # what is held, of what the folder holds
+        self._again = math.inf  # when to try it again
 
     def _look(self) -> tuple[tuple[int, int], ...]:
         found = []
@@ -32,17 +36,24 @@ class Holder:
         return tuple(found)
 
     def refresh(self) -> bool:
-        """Take what is new, once it is whole; what cannot be loaded changes nothing."""
+        """Take what is new, once it is whole; what cannot be loaded changes nothing.
+
+        Where memory or the disk did not suffice, which may pass, it is tried again later.
+        """
         now = self._look()
-        if now == self.state:
+        changed = now != self.state
+        if not changed and time.monotonic() < self._again:
             return False
-        self.state = now
+        self.state, self.is_newest, self._again = now, False, math.inf
         try:
             self.model = load(self.folder, self.device)
         except Exception as error:  # whatever it is, the service goes on
+            if isinstance(error, MemoryError | OSError) or is_shortage(error):
+                self._again = time.monotonic() + _TRY_AGAIN
             why = error if isinstance(error, SelfconError) else repr(error)
-            say(f"{self.folder} has changed and cannot be loaded, so the old model stays: {why}")
+            if changed:
+                say(f"{self.folder} has changed and cannot be loaded, so the old model stays: {why}")
             return False
-        self.since = time.time()
+        self.since, self.is_newest = time.time(), True
         say(f"{self.folder} has changed: the new model answers from now on")
         return True

@@ -27,10 +27,11 @@ class Rates:
         self.rate, self._left = rate, dict[str, tuple[float, float]]()
 
     def allows(self, client: str) -> bool:
-        now = time.monotonic()
-        left, before = self._left.get(client, (2 * self.rate, now))
-        left = min(2 * self.rate, left + self.rate * (now - before))
+        now, most = time.monotonic(), max(1.0, 2 * self.rate)
+        left, before = self._left.get(client, (most, now))
+        left = min(most, left + self.rate * (now - before))
+        allowed = left >= 1
         if len(self._left) > _MOST_CLIENTS:  # those that were not heard of for long have all of theirs again
             self._left.clear()
-        self._left[client] = (max(0.0, left - 1), now)
-        return left >= 1
+        self._left[client] = (left - 1 if allowed else left, now)  # who is refused goes on saving
+        return allowed

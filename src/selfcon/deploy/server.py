@@ -7,10 +7,7 @@ sentence. Needs the extra `serve`.
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import contextlib
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,17 +16,17 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException as PlainHTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 
 import selfcon
 from selfcon.data.images import FORMATS, Pixels, decode
+from selfcon.deploy.asking import OF_A_BODY, from_base64, parameters, parse, refuse_unknown
 from selfcon.deploy.batching import Batcher, BusyError, Wish
 from selfcon.deploy.gallery import Gallery
 from selfcon.deploy.holder import Holder
@@ -42,6 +39,7 @@ from selfcon.evaluation.early_exit import Rule
 from selfcon.progress import say
 
 _LOOK_EVERY = 1.0  # seconds between looks at the run folder
+_SHOW_AGAIN = 600.0  # seconds until images to show are asked for again, where there were none
 _PAGE = {
     "": ("page.html", "text/html"),
     "page.js": ("page.js", "text/javascript"),
@@ -56,17 +54,6 @@ _SAFE = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-
-
-class Wanted(BaseModel):
-    """A batch: images as base64, and how to answer them."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    images: list[str] = Field(min_length=1)
-    exit: str = "ensemble"
-    budget: float | None = None
-    top: int = 1
 
 
 def make_app(
@@ -135,17 +122,6 @@ def _refuse(status: int, sentence: str, headers: dict[str, str] | None = None) -
     return JSONResponse({"error": sentence}, status, headers)
 
 
-_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "image/*": {"schema": {"type": "string", "format": "binary"}},
-            "application/json": {"schema": Wanted.model_json_schema()},
-        },
-    }
-}
-
-
 class _Service:
     """What each path does."""
 
@@ -175,10 +151,13 @@ class _Service:
 
     async def _watch(self) -> None:
         """Take new models as they come; features of the old one say nothing about the new one."""
+        shown, due = self.gallery is not None, 0.0
         while True:
             await asyncio.sleep(_LOOK_EVERY)
-            if await asyncio.to_thread(self.holder.refresh) and self.gallery is not None:
-                self.gallery = None
+            if await asyncio.to_thread(self.holder.refresh):
+                self.gallery, due = None, 0.0
+            if shown and self.gallery is None and self.holder.is_newest and time.monotonic() >= due:
+                due = time.monotonic() + _SHOW_AGAIN
                 try:
                     self.gallery = await asyncio.to_thread(self.make_gallery)
                 except Exception as error:  # answers do not need it
@@ -190,10 +169,9 @@ class _Service:
         app.get("/health")(self.health)
         app.get("/metrics", response_class=Response)(self.metrics)
         app.get("/v1/model")(self.describe)
-        app.post("/v1/predict", openapi_extra=_BODY)(self.predict)
-        app.post("/v1/embed", openapi_extra=_BODY)(self.embed)
-        app.post("/v1/neighbours", openapi_extra=_BODY)(self.neighbours)
-        app.post("/v1/explain", openapi_extra=_BODY)(self.explain)
+        for answer in (self.predict, self.embed, self.neighbours, self.explain):
+            path = f"/v1/{answer.__name__}"
+            app.post(path, openapi_extra=OF_A_BODY, dependencies=[Depends(refuse_unknown)])(answer)
         app.get("/v1/samples")(self.samples)
         app.get("/v1/images/{split}/{number}.png", response_class=Response)(self.image)
 
@@ -267,7 +245,7 @@ class _Service:
     async def embed(self, request: Request) -> dict[str, Any]:
         """The features of every exit, of one image or several."""
         model = self.holder.model
-        crops = await self._all_good(request, model)
+        crops, _ = await self._all_good(request, Wish(), model)
         features = await self._in_turn(lambda: model.embed_crops(crops))
         return {
             "features": [{name: each[row].tolist() for name, each in features.items()} for row in range(len(crops))]
@@ -276,19 +254,21 @@ class _Service:
     async def neighbours(self, request: Request, exit: str = "backbone", k: int = 8) -> dict[str, Any]:  # noqa: A002
         """The nearest training images of an image, by the features of an exit."""
         gallery, model = self._gallery(), self.holder.model
-        if exit not in gallery.features:
-            raise UsageError(f"There is no exit {exit!r}; there are {', '.join(gallery.features)}.")
-        crops = await self._all_good(request, model)
+        crops, wish = await self._all_good(request, Wish(exit), model)
+        if wish.exit not in gallery.features:
+            raise UsageError(f"There is no exit {wish.exit!r}; there are {', '.join(gallery.features)}.")
         features = await self._in_turn(lambda: model.embed_crops(crops))
-        return {"neighbours": [gallery.neighbours(feature, exit, k) for feature in features[exit]]}
+        return {"neighbours": [gallery.neighbours(feature, wish.exit, k) for feature in features[wish.exit]]}
 
     async def explain(self, request: Request, top: int = 5) -> dict[str, Any]:
         """What every exit thinks of an image, and where it looks."""
         model = self.holder.model
-        crops = await self._all_good(request, model)
-        if not 1 <= top <= len(model.classes):
-            raise UsageError(f"The likeliest 1 to {len(model.classes)} classes can be told, not {top}.")
-        found: dict[str, Any] = await self._in_turn(lambda: look_closer(model, crops[0], top=top))
+        crops, wish = await self._all_good(request, Wish(top=top), model)
+        if len(crops) > 1:
+            raise UsageError(f"One image at a time is looked at closely, not {len(crops)}.")
+        if not 1 <= wish.top <= len(model.classes):
+            raise UsageError(f"The likeliest 1 to {len(model.classes)} classes can be told, not {wish.top}.")
+        found: dict[str, Any] = await self._in_turn(lambda: look_closer(model, crops[0], top=wish.top))
         return found
 
     def samples(self) -> dict[str, Any]:
@@ -311,12 +291,12 @@ class _Service:
         """In the thread that also answers, so that nothing computes at the same time."""
         return await asyncio.get_running_loop().run_in_executor(self.batcher.thread, work)
 
-    async def _all_good(self, request: Request, model: Predictor) -> list[Pixels]:
-        crops, _ = await self._read(request, Wish(), model)
+    async def _all_good(self, request: Request, wish: Wish, model: Predictor) -> tuple[list[Pixels], Wish]:
+        crops, wish = await self._read(request, wish, model)
         for crop in crops:
             if isinstance(crop, BadImageError):
                 raise crop
-        return crops  # type: ignore[return-value]
+        return crops, wish  # type: ignore[return-value]
 
     @contextlib.contextmanager
     def _admitted(self, images: int) -> Iterator[None]:
@@ -342,10 +322,10 @@ class _Service:
         body = await self._body(request)
         images = [body]
         if kind == "application/json":
-            wanted = _parse(body)
-            if len(wanted.images) > self.limits.images:
+            texts, wish = parse(body, wish, parameters(request))
+            if len(texts) > self.limits.images:
                 raise HTTPException(413, f"A request holds at most {self.limits.images} images.")
-            images, wish = [_from_base64(each) for each in wanted.images], Wish(wanted.exit, wanted.budget, wanted.top)
+            images = [from_base64(each) for each in texts]
         loop = asyncio.get_running_loop()
         with self._admitted(len(images) - 1):
             reading = (loop.run_in_executor(self.readers, self._crop, each, model) for each in images)
@@ -380,21 +360,3 @@ class _Service:
             return model.eye.crop(decode(Path("The image"), data).pixels)
         except BadImageError as error:
             return error
-
-
-def _parse(body: bytes) -> Wanted:
-    try:
-        return Wanted.model_validate(json.loads(body))
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the request"
-        raise HTTPException(400, f"{place}: {first['msg']}.") from None
-    except (ValueError, RecursionError):
-        raise HTTPException(400, "The request is no JSON.") from None
-
-
-def _from_base64(text: str) -> bytes:
-    try:
-        return base64.b64decode(text.removeprefix("data:").partition("base64,")[2] or text, validate=True)
-    except (binascii.Error, ValueError):
-        raise HTTPException(400, "An image is no base64.") from None
