@@ -16,12 +16,14 @@ from selfcon.cli.main import VERBS
 from selfcon.cli.main import run as command
 from selfcon.config import Settings, make_settings, read_yaml
 from selfcon.errors import DataError, SelfconError, StorageError, UsageError
+from selfcon.evaluation.cost import count_multiply_adds, zero_image
 from selfcon.paper.exhibits import get_exhibit, identify
 from selfcon.report.canvas import colour_of_exit, colour_of_method
 from selfcon.workflows.feature_analyses import _paper_information
 from selfcon.workflows.findings import find_costs, found_in
 from selfcon.workflows.loss_analyses import _some_of_each_class
 from selfcon.workflows.reproduce import compare, find_runs
+from selfcon.workflows.trained import open_run
 from tests.workflows.conftest import write_stripes
 
 SMALL: dict[str, Any] = {"width": 0.125, "epochs": 2, "batch_size": 32, "probe.epochs": 3, "device": "cpu"}
@@ -126,6 +128,35 @@ def test_cost_fills_its_cells(runs: Path, tmp_path: Path) -> None:
     of_run = selfcon.analyze.cost(runs / "selfcon", methods=["selfcon"], batch_sizes=[4], steps=1, device="cpu")
     assert of_run["width"] == 0.125
     assert find_costs([runs / "selfcon"]) == {}  # a narrow network is not the paper's
+
+
+def test_the_cost_of_a_run_is_of_its_own_network(runs: Path, tmp_path: Path) -> None:
+    odd: dict[str, Any] = {"stem": "large", "norm": "group", "projection_dim": 32, "image_size": 32, "epochs": 1}
+    asked = {
+        **SMALL,
+        **odd,
+        "model_options": {"block_args": {"attn_layer": "se"}},
+        "limit_batches": 1,
+        "probe.epochs": 1,
+    }
+    for method in ("ce", "selfcon"):
+        selfcon.fit(data=str(runs / "stripes.npz"), method=method, out=tmp_path / method, **asked)
+        run = open_run(tmp_path / method, "cpu")
+        if method == "selfcon":
+            run.net.classifiers.clear()  # no part of a step: the probe trains them
+        arithmetic = count_multiply_adds(run.net, zero_image(run.net, 32))
+        expected = sum(each.numel() for each in run.net.parameters()), arithmetic
+        found = selfcon.analyze.cost(run.path, methods=[method], batch_sizes=[8], steps=1, device="cpu")
+        assert [(row["parameters"], row["multiply_adds"]) for row in found["rows"]] == [expected]
+        told = {"stem": "large", "norm": "group", "projection_dim": 32, "block_args": {"attn_layer": "se"}}
+        assert found["network"] == told
+    usual = selfcon.analyze.cost(
+        run.path, models=["wrn16_8"], methods=["ce"], batch_sizes=[8], steps=1, out=tmp_path, device="cpu"
+    )
+    assert usual["network"] == {}
+    saved = json.loads((tmp_path / "ce" / "analysis" / "cost.json").read_text())
+    (tmp_path / "ce" / "analysis" / "cost.json").write_text(json.dumps({**saved, "width": 1.0}))
+    assert find_costs([tmp_path / "ce"]) == {}  # another stem is not the paper's
 
 
 def test_information_fills_its_cells(runs: Path, tmp_path: Path) -> None:

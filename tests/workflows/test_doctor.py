@@ -63,6 +63,9 @@ def test_times_on_a_cpu_go_with_the_work() -> None:
     assert first > 0
     assert estimator.estimate(large, 1000).seconds > 2 * first  # by their operations, whatever else the machine does
     assert estimator.estimate(small, 2000).seconds == pytest.approx(2 * first)
+    few = estimator.estimate(small.model_copy(update={"stem": "large"}), 1000)  # maps a quarter as long and as wide
+    assert few.seconds < first / 4
+    assert few.peak_bytes < estimator.estimate(small, 1000).peak_bytes / 2
 
 
 def test_what_does_not_fit_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ bfloat16 and channels last on a GPU, without compilation; memory is what it has 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,36 +51,39 @@ def measure(
     image_size: int = 32,
     batch_size: int = 256,
     width: float = 1.0,
+    network: Mapping[str, Any] | None = None,
     device: torch.device | str = "cpu",
     steps: int = 10,
 ) -> Cost:
-    """One step of a method, measured; where it does not fit the memory, its time and memory stay unknown."""
+    """One step of a method, measured; where it does not fit the memory, its time and memory stay unknown.
+
+    `network` are further arguments of `create_model`; heads that the method does not train are left out.
+    """
     if batch_size < 2:
         raise UsageError(f"A batch must hold at least 2 samples, not {batch_size}.")
     if steps < 1:
         raise UsageError(f"At least 1 step must be timed, not {steps}.")
     device, chosen = torch.device(device), get_method(method)
     leaves = tuple(exits) if chosen.uses_exits else ()
-    net = create_model(
-        model,
-        exits=list(leaves),
-        image_size=image_size,
-        width=width,
-        projection_dim=128 if chosen.one_stage is None or chosen.one_stage.contrast > 0 else None,
-        num_classes=_CLASSES if chosen.stages == 1 else None,
-    )
+    more: dict[str, Any] = {"num_classes": _CLASSES, **(network or {})}
+    classes = int(more["num_classes"])
+    if chosen.one_stage is not None and not chosen.one_stage.contrast > 0:
+        more["projection_dim"] = None
+    if chosen.stages != 1:
+        more["num_classes"] = None
+    net = create_model(model, exits=list(leaves), image_size=image_size, width=width, **more)
     macs = count_multiply_adds(net, zero_image(net, image_size)) * chosen.views
     parameters = sum(each.numel() for each in net.parameters())
     net = net.to(device, memory_format=memory_format(device))  # type: ignore[call-overload]
     try:
-        seconds, memory = _time_step(net, chosen, size=image_size, batch_size=batch_size, steps=steps)
+        seconds, memory = _time_step(net, chosen, size=image_size, batch_size=batch_size, classes=classes, steps=steps)
     except torch.OutOfMemoryError:
         seconds, memory = None, None
     return Cost(model, method, leaves, image_size, batch_size, parameters, macs, seconds, memory)
 
 
 def _time_step(
-    net: MultiExitNetwork, method: Method, *, size: int, batch_size: int, steps: int
+    net: MultiExitNetwork, method: Method, *, size: int, batch_size: int, classes: int, steps: int
 ) -> tuple[float, int | None]:
     device = next(net.parameters()).device
     on_gpu = device.type == "cuda"
@@ -90,7 +93,7 @@ def _time_step(
         before = torch.cuda.memory_allocated(device)
     images = torch.randn(batch_size * method.views, 3, size, size, device=device)
     images = images.contiguous(memory_format=memory_format(device))
-    labels = torch.arange(batch_size, device=device) % max(2, min(_CLASSES, batch_size // 2))
+    labels = torch.arange(batch_size, device=device) % max(2, min(classes, batch_size // 2))
     optimiser = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
 
     def step() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from selfcon.analysis import cost as costs
+from selfcon.config import Settings
 from selfcon.errors import UsageError
 from selfcon.losses.methods import get_method
 from selfcon.networks.exits import DEFAULT_STAGE, Exit, parse_exits
@@ -36,8 +37,9 @@ def cost(
 ) -> Result:
     """Parameters, multiply-adds, memory and time a step, for all combinations (Tables 2, 15 and 16).
 
-    What is not named is the run's, or ResNet-18 at 32 pixels with batches of 256. Sub-networks are the paper's: `fc`
-    after stage 2, and `small` above 96 pixels.
+    What is not named is the run's, its stem, normalisation, heads and options included wherever the network is the
+    run's, or ResNet-18 at 32 pixels with batches of 256. Sub-networks are the paper's: `fc` after stage 2, and `small`
+    above 96 pixels.
     """
     if not methods:
         raise UsageError("Name at least one method with --methods.")
@@ -47,6 +49,8 @@ def cost(
     image_sizes = image_sizes or ((run.size,) if run else (32,))
     batch_sizes = batch_sizes or ((ground.batch_size,) if ground else (256,))
     chosen_width = width if width is not None else ground.width if ground else 1.0
+    own = _find_own(ground) if ground and ground.model in models else {}  # what is not as the paper has it
+    heads = {"num_classes": len(run.facts["classes"])} if run else {}
     chosen = choose_device(device)
     given = exits or (ground.exits if ground else None)
     rows = []
@@ -64,16 +68,25 @@ def cost(
                         image_size=size,
                         batch_size=batch_size,
                         width=chosen_width,
+                        network={**own, **heads} if ground and model == ground.model else {},
                         device=chosen,
                         steps=steps,
                     )
                     rows.append(each.to_dict())
                     say(_tell_cost(rows[-1]))
     where = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else chosen.type
-    result = {"device": where, "width": chosen_width, "rows": rows, "ratios": _cost_ratios(rows, chosen_width)}
+    as_in_paper = chosen_width == 1.0 and not own
+    result = {"device": where, "width": chosen_width, "network": own, "rows": rows}
+    result["ratios"] = _cost_ratios(rows, as_in_paper=as_in_paper)
     folder = Path(out) if out is not None else choose_folder([run_folder], None) if run_folder else Path("analysis")
     measured = any(row["seconds"] is not None for row in rows)
     return write(result, {"cost": figures.draw_cost(rows)} if measured else {}, folder, name="cost")
+
+
+def _find_own(settings: Settings) -> dict[str, Any]:
+    """What a run asked for that changes its network, as arguments of `create_model`."""
+    asked = settings.model_dump(include={"stem", "norm", "projection_dim"}, exclude_defaults=True)
+    return {**asked, **settings.model_options}
 
 
 def _tell_cost(row: Mapping[str, Any]) -> str:
@@ -82,7 +95,7 @@ def _tell_cost(row: Mapping[str, Any]) -> str:
     return f"{row['model']}, {row['image_size']} px, {row['method']}, batch {row['batch_size']}: {time}{memory}"
 
 
-def _cost_ratios(rows: Sequence[Mapping[str, Any]], width: float) -> list[Result]:
+def _cost_ratios(rows: Sequence[Mapping[str, Any]], *, as_in_paper: bool) -> list[Result]:
     """SelfCon's time and memory over SupCon's, with the paper's ratio where it has one."""
     found = {(row["model"], row["image_size"], row["batch_size"], row["method"]): row for row in rows}
     ratios = []
@@ -95,7 +108,7 @@ def _cost_ratios(rows: Sequence[Mapping[str, Any]], width: float) -> list[Result
             if row[key] is not None and other[key] is not None:
                 ratio[key] = row[key] / other[key]
             theirs = [_paper_cost(model, size, batch, name, quantity) for name in ("selfcon", "supcon")]
-            if theirs[0] is not None and theirs[1] is not None and width == 1.0:
+            if theirs[0] is not None and theirs[1] is not None and as_in_paper:
                 ratio[f"paper_{key}"] = theirs[0] / theirs[1]
         ratios.append(ratio)
     return ratios

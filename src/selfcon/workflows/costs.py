@@ -72,7 +72,14 @@ class Estimator:
         """
         method = get_method(settings.method)
         size = settings.image_size or 32
-        network = (settings.model, settings.width, settings.exits, settings.norm, settings.projection_dim)
+        network = (
+            settings.model,
+            settings.width,
+            settings.exits,
+            settings.stem,
+            settings.norm,
+            settings.projection_dim,
+        )
         options = tuple(sorted((name, str(value)) for name, value in settings.model_options.items()))
         key = (*network, options, size, method.name, settings.precision)
         if key in self._known:
@@ -80,6 +87,7 @@ class Estimator:
         net = create_model(
             settings.model,
             exits=parse_exits(settings.exits) if method.uses_exits else [],
+            stem=settings.stem,
             image_size=size,
             width=settings.width,
             norm=settings.norm,

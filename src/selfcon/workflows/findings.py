@@ -93,7 +93,8 @@ def find_costs(folders: Sequence[Path]) -> dict[Path, list[dict[str, Any]]]:
     """What `selfcon analyze cost` left in these folders, or in `analysis` below them; sooner folders first."""
     files = [path for folder in folders for path in (*folder.glob("cost*.json"), folder / "analysis" / "cost.json")]
     found = {path: read_facts(path) for path in files}
-    return {path: each["rows"] for path, each in found.items() if each.get("width") == 1.0 and "rows" in each}
+    as_in_paper = {path: each for path, each in found.items() if each.get("width") == 1.0 and not each.get("network")}
+    return {path: each["rows"] for path, each in as_in_paper.items() if "rows" in each}
 
 
 def cost_of(cell: Cell, costs: Mapping[Path, Sequence[Mapping[str, Any]]]) -> dict[Path, float]:
