@@ -117,8 +117,9 @@ def test_what_a_user_reads(place: Path) -> None:
     assert "positives of an anchor" in done.stdout
 
 
-def test_bench(tmp_path: Path) -> None:
-    small = ["--width", "0.125", "--images", "40", "--batch-size", "16", "--image-size", "16", "--epochs", "1"]
+@pytest.mark.parametrize("images", [40, 12], ids=["several batches", "less than one"])
+def test_bench(images: int, tmp_path: Path) -> None:
+    small = ["--width", "0.125", "--images", str(images), "--batch-size", "16", "--image-size", "16", "--epochs", "1"]
     done = run("bench", *small, "--workers", "1", "--methods", "supcon", "--device", "cpu", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]

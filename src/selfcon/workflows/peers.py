@@ -55,9 +55,10 @@ def train_as_released(
 ) -> tuple[float, float]:
     """Images a second of whole steps with their data, and of the network and loss alone."""
     method = get_method(settings.method)
+    batch_size = min(settings.batch_size, len(images))  # as ours: fewer images than a batch are one
     loader = DataLoader(
         _Pictures(images, _transform(settings.image_size or 32), method.views),
-        batch_size=settings.batch_size,
+        batch_size=batch_size,
         shuffle=True,
         num_workers=workers,
         pin_memory=device.type == "cuda",
@@ -87,13 +88,13 @@ def train_as_released(
         start = time.perf_counter()
         for views, labels in itertools.islice(batches, steps):
             update(views, labels)
-        whole = steps * settings.batch_size / (time.perf_counter() - start)
+        whole = steps * batch_size / (time.perf_counter() - start)
         views = [view.to(device) for view in views]
         labels = labels.to(device)
         start = time.perf_counter()
         for _ in range(steps):
             update(views, labels)
-        bare = steps * settings.batch_size / (time.perf_counter() - start)
+        bare = steps * batch_size / (time.perf_counter() - start)
     return whole, bare
 
 
