@@ -19,7 +19,7 @@ from selfcon.config import flatten, make_settings
 from selfcon.errors import DataError, InputMissingError, UsageError
 from selfcon.evaluation.accuracy import Predictions
 from selfcon.report.evidence import gather
-from selfcon.report.page import RunPage, tabulate_seeds
+from selfcon.report.page import RunPage, render, tabulate_runs, tabulate_seeds
 from selfcon.report.plots import sort_answers
 from selfcon.training.files import write_whole
 from selfcon.workflows.reporting import read_page, write_report
@@ -179,6 +179,30 @@ def test_what_differs_has_a_column(runs: Path, tmp_path: Path) -> None:
     page = write_report([runs / "selfcon", tmp_path / "colder"], out=tmp_path / "both.html").read_text()
     assert '<button type="button">loss.temperature</button>' in page
     assert "loss.alpha</button>" not in page
+
+
+def test_numbers_are_sorted_as_numbers_and_shown_whole() -> None:
+    def page(top1: float, **given: Any) -> RunPage:
+        settings = flatten(make_settings(given).model_dump(mode="json"))
+        accuracy = {"ensemble": {"top1": top1, "train_top1": 1.0}, "backbone": {"top1": top1, "train_top1": 1.0}}
+        result = {
+            "accuracy": accuracy,
+            "images_per_second": 1.0,
+            "seconds": 60.0,
+            "peak_memory_bytes": 1,
+            "device": "x",
+        }
+        result |= {"model": "resnet18", "epochs": 1, "seed": 0}
+        return RunPage(name=f"run {top1}", settings=settings, metrics=[], result=result)
+
+    few = page(9.25, lr=0.001, batch_size=1024, stem="large", **{"probe.weight_decay": 1e-05})
+    pages = [few, page(10.25, lr=0.5, batch_size=64, norm="group")]
+    table = tabulate_runs(pages)
+    found = {name: [row[place] for row in table.rows] for place, name in enumerate(table.header)}
+    assert (found["lr"], found["batch_size"], found["stem"]) == ([0.001, 0.5], [1024, 64], ["large", ""])
+    shown = re.sub(r"\s+", " ", render(pages))
+    for cell in ('"0.001">0.001', '"1024">1024', '"64">64', '"1e-05">1e-05', '"9.25">9.2', '"10.25">10.2', ">large"):
+        assert f"{cell}</td>" in shown, cell
 
 
 def test_the_papers_number_stands_beside_ours(runs: Path, tmp_path: Path) -> None:

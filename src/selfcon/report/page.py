@@ -23,10 +23,11 @@ _MOST_COLUMNS = 6  # of settings that differ
 
 @dataclass(frozen=True)
 class Table:
-    """Rows below a header; numbers stand to the right."""
+    """Rows below a header; numbers stand to the right, in the format of their column or with digits by their size."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str | float | None]]
+    formats: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -115,18 +116,19 @@ def _tabulate(pages: Sequence[RunPage]) -> tuple[Table, str]:
     places = [place for place, name in enumerate(table.header) if name not in same]
     rows = [[row[place] for place in places] for row in table.rows]
     told = ", ".join(f"{name} {value}" for name, value in same.items())
-    return Table([table.header[place] for place in places], rows), told
+    return Table([table.header[place] for place in places], rows, table.formats), told
 
 
 def tabulate_runs(pages: Sequence[RunPage]) -> Table:
     """A line a run: accuracies, what the paper prints, the settings in which they differ, and what it took."""
     exits = sort_answers(name for page in pages if page.result for name in distinct(page.result.get("accuracy", {})))
     papers = [name for name in exits if any(name in page.paper for page in pages)]
-    differing = _differing(pages)
-    header = ["run", "method", "epochs", "seed", *exits, *(f"paper, {name}" for name in papers), *differing]
+    printed = [f"paper, {name}" for name in papers]
+    differing = {name: _as_column([page.settings.get(name) for page in pages]) for name in _differing(pages)}
+    header = ["run", "method", "epochs", "seed", *exits, *printed, *differing]
     header += ["network", "data", "images/s", "minutes", "GB", "device"]
     rows: list[Sequence[str | float | None]] = []
-    for page in pages:
+    for number, page in enumerate(pages):
         asked, result = page.settings, page.result or {}
         accuracy = distinct(result.get("accuracy", {}))
         rows.append(
@@ -137,7 +139,7 @@ def tabulate_runs(pages: Sequence[RunPage]) -> Table:
                 asked["seed"],
                 *(float(accuracy[name]["top1"]) if name in accuracy else None for name in exits),
                 *(_printed(page.paper.get(name, "")) for name in papers),
-                *("" if asked.get(name) is None else str(asked[name]) for name in differing),
+                *(values[number] for values in differing.values()),
                 asked["model"] if asked["width"] == 1 else f"{asked['model']}, width {asked['width']}",
                 asked["data"],
                 float(result["images_per_second"]) if result else None,
@@ -146,7 +148,8 @@ def tabulate_runs(pages: Sequence[RunPage]) -> Table:
                 result.get("device", "under way"),
             ]
         )
-    return Table(header, rows)
+    formats = dict.fromkeys([*exits, *printed], ".1f") | dict.fromkeys(differing, "")  # settings as they were written
+    return Table(header, rows, formats)
 
 
 def tabulate_seeds(pages: Sequence[RunPage]) -> Table | None:
@@ -177,6 +180,13 @@ def _differing(pages: Sequence[RunPage]) -> list[str]:
     return [name for name in found if not name.startswith("watch.")][:_MOST_COLUMNS]
 
 
+def _as_column(values: Sequence[Any]) -> list[str | float | None]:
+    """A setting of all runs: numbers, which are sorted as such, where there is nothing else, or else text."""
+    if all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values):
+        return list(values)
+    return ["" if value is None else str(value) for value in values]
+
+
 def _printed(text: str) -> float | str | None:
     """A number of the paper, without its spread and what stands in brackets behind it."""
     first = text.partition(" (")[0].partition("±")[0]
@@ -191,10 +201,12 @@ def _breakable(name: str) -> Markup:
     return Markup("_<wbr>").join(name.split("_"))
 
 
-def _number(value: object) -> str:
-    """A cell of a table as text."""
+def _number(value: object, form: str | None = None) -> str:
+    """A cell of a table as text, a number in its format if it has one."""
     if value is None:
         return ""
     if not isinstance(value, float):
         return str(value)
+    if form is not None:
+        return format(value, form)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
