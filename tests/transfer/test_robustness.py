@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -39,6 +44,22 @@ def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not np.array_equal(alone[0], alone[1])  # each has a seed of its own
     monkeypatch.setattr("selfcon.transfer.robustness._WORTH_PROCESSES", 1)
     assert np.array_equal(corrupt_all(images, "shot_noise", 2, seed=1, workers=2), alone)
+
+
+def test_a_plain_script_is_not_stopped_by_its_processes(tmp_path: Path) -> None:
+    script = """
+        import numpy as np
+        from selfcon.transfer import robustness
+
+        robustness._WORTH_PROCESSES = 1
+        for severity in (1, 2):
+            print(robustness.corrupt_all(np.zeros((3, 32, 32, 3), np.uint8), "fog", severity, seed=0, workers=2).shape)
+    """
+    (tmp_path / "plain.py").write_text(textwrap.dedent(script))
+    done = subprocess.run([sys.executable, "plain.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "(3, 32, 32, 3)\n" * 2
+    assert done.stderr.count("note: images are corrupted in this process alone") == 1
 
 
 def test_mean_corruption_error_by_hand() -> None:

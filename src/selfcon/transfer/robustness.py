@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import cache, partial
 from multiprocessing import get_context
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 
 from selfcon.data.images import Pixels
 from selfcon.errors import UsageError, unknown_name
+from selfcon.progress import say
 
 ALEXNET = {
     "gaussian_noise": 88.6428,
@@ -76,7 +78,11 @@ def corrupt_all(images: Pixels, corruption: str, severity: int, *, seed: int, wo
     if count == 1 or len(images) < _WORTH_PROCESSES:
         return work((0, images))
     parts = np.array_split(np.arange(len(images)), count)
-    return np.concatenate(list(_pool(count).map(work, [(int(part[0]), images[part]) for part in parts])))
+    try:
+        return np.concatenate(list(_pool(count).map(work, [(int(part[0]), images[part]) for part in parts])))
+    except BrokenProcessPool:  # which stays broken, so that the next call is here at once
+        _tell_alone()
+        return work((0, images))
 
 
 def _corrupt_some(part: tuple[int, Pixels], *, corruption: str, severity: int, seed: int) -> Pixels:
@@ -93,6 +99,15 @@ def _corrupt_some(part: tuple[int, Pixels], *, corruption: str, severity: int, s
 @cache
 def _pool(workers: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+
+
+@cache
+def _tell_alone() -> None:
+    """Once."""
+    say(
+        "note: images are corrupted in this process alone, since others ended before their work was done; a script "
+        'must keep what it does below `if __name__ == "__main__":`'
+    )
 
 
 def mean_corruption_error(errors: Mapping[str, Sequence[float]], clean: float, *, imagenet: bool) -> dict[str, float]:
