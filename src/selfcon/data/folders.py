@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import warnings
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,7 @@ def load_folder(folder: Path, *, seed: int = 0, problems: list[str] | None = Non
     _note_unused(folder, ("train", *parts))
     for part in parts:
         _check_same_classes(folder, classes, list_classes(folder / part), part, problems)
-    images = {part: read_classes(folder / part, classes, problems) for part in ("train", *parts)}
+    images = _read_parts(folder, classes, parts, problems)
     return check_source(
         Source(
             name=folder.resolve().name,
@@ -48,6 +49,7 @@ def load_folder(folder: Path, *, seed: int = 0, problems: list[str] | None = Non
             val=images["val"] if len(parts) == 2 else None,
         ),
         problems,
+        told=True,
     )
 
 
@@ -73,7 +75,7 @@ def _split_single(folder: Path, seed: int, problems: list[str] | None) -> Source
     count = round(_SINGLE_FOLDER_TEST_FRACTION * len(every))
     kept, held = hold_out(every.labels, count, seed, of_every_class=True)
     source = Source(folder.resolve().name, tuple(classes), train=every.take(kept), test=every.take(held))
-    return check_source(source, problems)
+    return check_source(source, problems, told=True)
 
 
 def list_classes(folder: Path) -> list[str]:
@@ -82,14 +84,29 @@ def list_classes(folder: Path) -> list[str]:
         return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
 
-def read_classes(folder: Path, classes: list[str], problems: list[str] | None = None) -> FileImages:
-    """All image files below each class's folder, in the order of classes and sorted within; none may be empty."""
+def _read_parts(
+    folder: Path, classes: list[str], parts: Sequence[str], problems: list[str] | None
+) -> dict[str, FileImages]:
+    """The images of train and of other parts; of a class that train has none of, it is told once."""
+    train = read_classes(folder / "train", classes, problems)
+    told = set(classes) - {classes[label] for label in train.labels}
+    return {"train": train} | {part: read_classes(folder / part, classes, problems, told) for part in parts}
+
+
+def read_classes(
+    folder: Path, classes: list[str], problems: list[str] | None = None, told: Collection[str] = ()
+) -> FileImages:
+    """All image files below each class's folder, in the order of classes and sorted within; none may be empty.
+
+    With a list for `problems`, empty ones are told there, except those of `told`.
+    """
     paths: list[Path] = []
     labels: list[int] = []
     empty = []
     for label, name in enumerate(classes):
         found = list_images(folder / name)
-        if not found and ((folder / name).is_dir() or problems is None):  # what is missing was told
+        there = (folder / name).is_dir() or problems is None  # what is missing was told
+        if not found and there and name not in told:
             empty.append(name)
         paths += found
         labels += [label] * len(found)
@@ -165,6 +182,7 @@ def load_tiny_imagenet(root: Path, problems: list[str] | None = None) -> Source:
             test=FileImages(paths, np.array(labels, dtype=np.int64)),
         ),
         problems,
+        told=True,
     )
 
 
@@ -183,15 +201,9 @@ def load_imagenet(root: Path, *, name: str, class_list: Path | None, problems: l
     if class_list is not None:
         others = [other for other in others if other in set(classes)]
     _check_same_classes(folder, classes, others, "val", problems)
-    return check_source(
-        Source(
-            name=name,
-            classes=tuple(classes),
-            train=read_classes(folder / "train", classes, problems),
-            test=read_classes(folder / "val", classes, problems),
-        ),
-        problems,
-    )
+    images = _read_parts(folder, classes, ["val"], problems)
+    source = Source(name=name, classes=tuple(classes), train=images["train"], test=images["val"])
+    return check_source(source, problems, told=True)
 
 
 def read_class_list(path: Path) -> set[str]:

@@ -183,10 +183,11 @@ def complain(problem: str, problems: list[str] | None) -> None:
     problems.append(problem)
 
 
-def check_source(source: Source, problems: list[str] | None = None) -> Source:
+def check_source(source: Source, problems: list[str] | None = None, *, told: bool = False) -> Source:
     """The source itself, once every class has training images and no label lies outside the classes.
 
-    Names that are no text (folders may be called anything) are written with escapes.
+    `told` is whether classes without training images are among the problems already. Names that are no text (folders
+    may be called anything) are written with escapes.
     """
     if len(source.classes) < 2:
         complain(f"{source.name} has {len(source.classes)} class: at least two are needed.", problems)
@@ -204,7 +205,8 @@ def check_source(source: Source, problems: list[str] | None = None) -> Source:
     if not all(map(_is_text, source.classes)):
         source = replace(source, classes=tuple(map(_as_text, source.classes)))
     present = np.bincount(source.train.labels, minlength=len(source.classes))
-    if empty := [source.classes[label] for label in np.flatnonzero(present == 0)]:
+    empty = [source.classes[label] for label in np.flatnonzero(present == 0)]
+    if empty and not told:
         complain(f"{source.name} has no training images of {name_some(empty)}.", problems)
     return source
 
