@@ -9,6 +9,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ import selfcon
 from selfcon.data.cutting import fit as streamed_fit
 from selfcon.deploy.predictor import Predictor
 from selfcon.errors import BadImageError, DataError, UsageError
-from selfcon.evaluation.accuracy import predict
+from selfcon.evaluation.accuracy import Predictions, predict
 from selfcon.evaluation.early_exit import Rule, follow, name_answers, running_answers
+from selfcon.workflows.calibrating import _Calibration
 from selfcon.workflows.inference import find_images
 from selfcon.workflows.trained import open_run
 from tests.cli.calling import call
@@ -377,6 +379,29 @@ def test_names_that_are_no_text_and_formulas(place: Path, tmp_path: Path) -> Non
     assert call(*words, "--exit", "nosuch", "--output", "keep.csv", cwd=tmp_path).returncode == 64
     assert (tmp_path / "keep.csv").read_text() == "precious"
     assert call("predict", place / "run", "x" * 5000, "--device", "cpu", cwd=tmp_path).returncode == 65
+
+
+@pytest.mark.parametrize(("sure", "silent"), [(100, False), (0, True)])
+def test_a_threshold_that_nobody_was_told_by_is_still_one(
+    sure: int, silent: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the images to choose by `sure` leave at exit1, and are right; of those to tell by nobody does."""
+
+    def predictions(early: int, wrong: bool) -> Predictions:
+        logits = torch.tensor([[9.0, 0.0]]).repeat(200, 1)
+        first = torch.where(torch.arange(200)[:, None] < early, logits, logits / 90)
+        labels = torch.full((200,), int(wrong))
+        return Predictions({"backbone": logits, "exit1": first, "ensemble": (logits + first) / 2}, labels)
+
+    run: Any = SimpleNamespace(net=SimpleNamespace(names=["backbone", "exit1"]))
+    none: Any = None
+    both = predictions(sure, wrong=silent), predictions(0, wrong=silent)
+    found = _Calibration(run, none, none, "", "", *both, dict.fromkeys(("exit1", "backbone", "ensemble"), 1.0))
+    early = {"criterion": "confidence", "thresholds": (0.9,), "curve": [{"thresholds": (0.9,)}]}
+    told: dict[str, Any] = {}
+    found.fit_silence(told, 5.0, early)
+    assert told["silence"]["answers"]["early, exit1"]["answered"] == 0
+    assert ("no threshold keeps wrong answers" in capsys.readouterr().err) == silent
 
 
 def test_mistakes_of_calibration(place: Path, tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ class _Calibration:
                 if rule.thresholds == early["thresholds"]:
                     found |= {f"early, {name}": numbers for name, (_, numbers) in by_rule.items()}
         result["silence"] = {"most_wrong": most_wrong, "answers": found}
-        if silent := [name for name, each in found.items() if not each["answered"]]:
+        if silent := [name for name, each in found.items() if each["threshold"] >= NEVER]:
             say(
                 f"note: no threshold keeps wrong answers of {', '.join(silent)} at {most_wrong:g} %, so `unknown` is "
                 f"all that will be said; `selfcon calibrate` without --most-wrong takes that back"
