@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,17 @@ def test_the_version_is_that_of_the_distribution() -> None:
     from importlib.metadata import version
 
     assert version("selfcon") == selfcon.__version__
+
+
+def test_extras_are_named_as_they_can_be_had() -> None:
+    """From the folder: the package is on no index, where somebody else might take its name."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    places = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py")]
+    named = [each for place in places for each in re.findall(r"pip install '(.*?)'", place.read_text())]
+    assert len(named) > 10
+    for each in named:
+        found = re.fullmatch(r"\.\[([a-z,]+)\]", each)
+        assert set(found[1].split(",") if found else [each]) <= set(extras)
 
 
 def test_the_example_of_the_readme_runs() -> None:

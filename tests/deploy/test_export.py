@@ -187,4 +187,4 @@ def test_mistakes(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     done = call("export", place / "run", "--formats", "onnx", "--out", tmp_path / "x", cwd=tmp_path)
     assert done.returncode == 64
-    assert "pip install 'selfcon[export]'" in done.stderr
+    assert "pip install '.[export]' in selfcon's folder" in done.stderr

@@ -81,5 +81,7 @@ def _umap() -> Any:
     try:
         import umap  # type: ignore[import-untyped, import-not-found, unused-ignore]
     except ImportError:
-        raise UsageError("UMAP is not installed: pip install 'selfcon[analysis]', or take --map tsne.") from None
+        raise UsageError(
+            "UMAP is not installed: pip install '.[analysis]' in selfcon's folder, or take --map tsne."
+        ) from None
     return umap

@@ -295,7 +295,7 @@ def _paint(size: tuple[int, int], things: list[dict[str, Any]], place: dict[int,
     try:
         from pycocotools import mask as coco  # type: ignore[import-untyped, import-not-found, unused-ignore]
     except ImportError:
-        raise UsageError("COCO's masks need a package: pip install 'selfcon[transfer]'.") from None
+        raise UsageError("COCO's masks need a package: pip install '.[transfer]' in selfcon's folder.") from None
     painted = np.zeros(size, np.uint8)
     drawn = []
     for thing in things:

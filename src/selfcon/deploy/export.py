@@ -183,7 +183,7 @@ def _write_onnx(module: nn.Module, x: Tensor, path: Path, inputs: Sequence[str],
     try:
         import onnxscript  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: F401
     except ImportError:
-        raise UsageError("ONNX needs packages: pip install 'selfcon[export]'.") from None
+        raise UsageError("ONNX needs packages: pip install '.[export]' in selfcon's folder.") from None
     try:
         with torch.no_grad(), _quietly():
             torch.onnx.export(
@@ -208,7 +208,7 @@ def _open_onnx(path: Path) -> Callable[[np.ndarray], list[np.ndarray]]:
     try:
         import onnxruntime as ort  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
-        raise UsageError("ONNX needs packages: pip install 'selfcon[export]'.") from None
+        raise UsageError("ONNX needs packages: pip install '.[export]' in selfcon's folder.") from None
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
     return lambda x: session.run(None, {name: x})

@@ -29,7 +29,9 @@ def open_logs(names: Sequence[str], folder: Path, settings: dict[str, Any]) -> C
         try:
             writers.append((_tensorboard if name == "tensorboard" else _wandb)(folder, settings))
         except ImportError as error:
-            raise UsageError(f"--log {name} needs a package that is not there: pip install 'selfcon[log]'.") from error
+            raise UsageError(
+                f"--log {name} needs a package that is not there: pip install '.[log]' in selfcon's folder."
+            ) from error
 
     def log(line: Line) -> None:
         for write in writers:

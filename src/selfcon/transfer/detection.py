@@ -216,4 +216,4 @@ def _tools() -> tuple[Any, Any]:
     try:
         return import_module("pycocotools.coco"), import_module("pycocotools.cocoeval")
     except ImportError:
-        raise UsageError("Detection needs a package: pip install 'selfcon[transfer]'.") from None
+        raise UsageError("Detection needs a package: pip install '.[transfer]' in selfcon's folder.") from None

@@ -132,5 +132,5 @@ def _tool() -> Any:
     try:
         import imagecorruptions  # type: ignore[import-untyped, import-not-found, unused-ignore]
     except ImportError:
-        raise UsageError("Corruptions need a package: pip install 'selfcon[transfer]'.") from None
+        raise UsageError("Corruptions need a package: pip install '.[transfer]' in selfcon's folder.") from None
     return imagecorruptions

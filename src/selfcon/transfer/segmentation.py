@@ -71,7 +71,7 @@ def _decoder_type() -> Any:
     try:
         decoder: Any = import_module("segmentation_models_pytorch.decoders.deeplabv3.decoder")
     except ImportError:
-        raise UsageError("Segmentation needs a package: pip install 'selfcon[transfer]'.") from None
+        raise UsageError("Segmentation needs a package: pip install '.[transfer]' in selfcon's folder.") from None
     return decoder.DeepLabV3PlusDecoder
 
 

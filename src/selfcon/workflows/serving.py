@@ -39,7 +39,7 @@ def serve(
         from selfcon.deploy.limits import Limits
         from selfcon.deploy.server import make_app
     except ImportError:
-        raise UsageError("The service needs packages: pip install 'selfcon[serve]'.") from None
+        raise UsageError("The service needs packages: pip install '.[serve]' in selfcon's folder.") from None
     if not rate > 0:
         raise UsageError(f"Requests a second must be more than 0, not {rate:g}.")
     holder = Holder(Path(run_folder), choose_device(device))
