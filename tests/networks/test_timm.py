@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import timm
+import timm.data
 import torch
 from torch import nn
 
 import selfcon
 from selfcon import Exit
+from selfcon.data.cutting import part_seen, resize_to
 from selfcon.errors import SelfconWarning
+from selfcon.networks.timm_config import tell_images
 from tests.networks.test_named import giga_macs
 
 FAMILIES = {
@@ -134,3 +137,28 @@ def test_list_models() -> None:
     everything = selfcon.list_models(timm=True)
     assert set(named) < set(everything)
     assert len(everything) > 1000
+
+
+def test_timm_is_told_of_the_images() -> None:
+    net = selfcon.create_model("resnet18", width=0.125, image_size=32)
+    known = timm.data.resolve_model_data_config(net.to_timm())
+    assert (known["input_size"], known["mean"]) == ((3, 32, 32), timm.data.IMAGENET_DEFAULT_MEAN)
+    assert timm.get_pretrained_cfg("resnet18").input_size == (3, 224, 224)  # type: ignore[union-attr]
+    for encoder in (net.encoder, selfcon.create_model("wrn16_8", width=0.125).encoder):
+        tell_images(encoder, size=16, mean=[0.1, 0.2, 0.3], std=[0.4, 0.5, 0.6])
+        assert timm.data.resolve_model_data_config(encoder) == {
+            "input_size": (3, 16, 16),
+            "mean": (0.1, 0.2, 0.3),
+            "std": (0.4, 0.5, 0.6),
+            "crop_pct": 1.0,
+            "crop_mode": "center",
+            "interpolation": "bilinear",
+        }
+    assert not {"url", "hf_hub_id", "tag"} & net.encoder.pretrained_cfg.keys()  # type: ignore[operator, union-attr]
+
+
+def test_timm_cuts_out_what_we_do() -> None:
+    encoder = nn.Conv2d(3, 3, 1)
+    for size in range(1, 600):
+        tell_images(encoder, size=size, mean=[0.0] * 3, std=[1.0] * 3, part=part_seen(size, streamed=True))
+        assert math.floor(size / encoder.pretrained_cfg["crop_pct"]) == resize_to(size)  # type: ignore[index, operator]

@@ -73,6 +73,11 @@ def resize_to(size: int) -> int:
     return round(size * _EVALUATED)
 
 
+def part_seen(size: int, *, streamed: bool) -> float:
+    """How much of an image's shorter side is seen, where it is not of just that size."""
+    return size / resize_to(size) if streamed else 1.0
+
+
 def fit(image: Pixels, size: int) -> Pixels:
     """What is seen of an image where nothing is drawn: its middle, 224 of 256 parts of the shorter side.
 

@@ -61,7 +61,7 @@ class Eye:
     @property
     def part(self) -> float:
         """How much of an image's shorter side is seen, where it is not of just that size."""
-        return self.size / cutting.resize_to(self.size) if self.streamed else 1.0
+        return cutting.part_seen(self.size, streamed=self.streamed)
 
     def crop(self, pixels: Pixels) -> Pixels:
         """What is seen of an image, [S, S, 3]: as in the evaluation of the run."""

@@ -151,7 +151,10 @@ class MultiExitNetwork(nn.Module):
         return next(self.parameters()).dtype
 
     def to_timm(self) -> nn.Module:
-        """A copy of the encoder as the plain timm module it is: images to the backbone's features."""
+        """A copy of the encoder as the plain timm module it is: images to the backbone's features.
+
+        That of a trained run says how to prepare images: `timm.data.resolve_model_data_config` reads it.
+        """
         _clear_caches(self.encoder)
         return copy.deepcopy(self.encoder)
 

@@ -16,6 +16,7 @@ from selfcon.networks.names import NAMED
 from selfcon.networks.norms import Norm, use_group_norm
 from selfcon.networks.stages import split
 from selfcon.networks.subnetworks import Linear, repeat_stages
+from selfcon.networks.timm_config import tell_size
 
 _WIDEST = 64
 
@@ -82,6 +83,8 @@ def create_model(
         use_group_norm(net)
     elif norm != "batch":
         raise unknown_name("norm", norm, get_args(Norm))
+    if image_size is not None:
+        tell_size(net.encoder, image_size)
     return net
 
 

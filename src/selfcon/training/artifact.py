@@ -14,11 +14,13 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
+from selfcon.data.cutting import part_seen
 from selfcon.errors import DataError, InputMissingError, SelfconError, StorageError, UnsafeError, hint_path
 from selfcon.networks.exits import parse_exits
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.options import bounded, check_options
 from selfcon.networks.registry import create_model
+from selfcon.networks.timm_config import tell_images
 from selfcon.training.files import inside, refuse_link
 from selfcon.training.folder import RunFolder
 
@@ -89,7 +91,15 @@ def load_model(path: str | Path) -> tuple[MultiExitNetwork, dict[str, Any]]:
     ) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{path} holds a model that cannot be read ({reason}).") from error
+    remember_images(net, facts)
     return net.eval(), facts
+
+
+def remember_images(net: MultiExitNetwork, facts: dict[str, Any]) -> None:
+    """Let the network carry how its images are seen, so that `to_timm()` gives a module that timm prepares them for."""
+    size = int(facts["image_size"])
+    part = part_seen(size, streamed=bool(facts.get("streamed")))
+    tell_images(net.encoder, size=size, mean=facts["mean"], std=facts["std"], part=part)
 
 
 def _check_network(path: Path, given: Any) -> dict[str, Any]:

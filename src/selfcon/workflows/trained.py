@@ -21,7 +21,7 @@ from selfcon.errors import SelfconError, UsageError
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.weights import find_timm_weights, load_encoder, read_weights
 from selfcon.progress import say
-from selfcon.training.artifact import build_model, load_model
+from selfcon.training.artifact import build_model, load_model, remember_images
 from selfcon.workflows.task import choose_device, read_source
 
 _TIMM = "timm:"
@@ -84,6 +84,7 @@ class TrainedRun:
         """The same network, untrained."""
         torch.manual_seed(seed)
         net = build_model(self.facts["network"]).to(self.device).eval()
+        remember_images(net, self.facts)
         return replace(self, net=net, facts={**self.facts, "method": "none: fresh weights"})
 
     def split(self, name: str) -> Split:
