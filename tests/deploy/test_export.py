@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import timm
+import timm.data
 import torch
 import yaml
 from PIL import Image
@@ -107,11 +107,56 @@ def test_the_encoder_is_timms(place: Path) -> None:
     net, _ = load_model(place / "run")
     about = json.loads((place / "out" / "encoder.json").read_text())
     assert (about["architecture"], about["width"], about["num_features"]) == ("resnet18", 0.125, net.width)
-    assert (about["norm"], about["options"]) == ("batch", {})
+    assert (about["norm"], about["options"], about["stem"]) == ("batch", {}, "large")
     state = load_file(place / "out" / "encoder.safetensors")
     names = set(timm.create_model("resnet18", num_classes=0).state_dict())
     assert set(state) == names
     assert torch.equal(state["conv1.weight"], net.encoder.get_parameter("conv1.weight"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"model": "resnet18", "width": 0.125}, "(stem small, width 0.125): three lines in encoder.json"),
+        ({"model": "test_resnet", "stem": "large"}, "timm', pretrained=True) loads the encoder"),
+        ({"model": "test_efficientnet"}, "(stem small)"),
+        ({"model": "test_efficientnet", "stem": "large", "norm": "group"}, "(norm group)"),
+        ({"model": "test_vit", "model_options": {"depth": 2}}, "timm', pretrained=True) loads the encoder"),
+    ],
+    ids=lambda each: "-".join(map(str, each.values())) if isinstance(each, dict) else "",
+)
+@pytest.mark.filterwarnings("ignore:.*has no stem for small images")
+def test_the_encoder_is_loaded_again(
+    asked: dict[str, Any],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    small: Any = {"method": "supcon-s", "exits": "none", "epochs": 1, "batch_size": 48, "device": "cpu"}
+    data = write_stripes(tmp_path / "stripes.npz")
+    selfcon.pretrain(data=str(data), out=tmp_path / "run", **small, **asked)
+    capsys.readouterr()
+    files = selfcon.export(tmp_path / "run", formats=["timm"], out=tmp_path / "out")["files"]
+    assert told in "".join(capsys.readouterr())
+    run = selfcon.open_run(tmp_path / "run", "cpu")
+    images = torch.rand(3, 3, run.size, run.size)
+    monkeypatch.chdir(tmp_path / "out")
+    found: dict[str, Any] = {}
+    about = json.loads(Path("encoder.json").read_text())
+    assert len(about["load"]) == 3
+    exec("\n".join(about["load"]), found)
+    assert torch.allclose(found["net"].eval().encoder(images), run.net.encoder(images), atol=1e-6)
+    assert ("timm/config.json" in files) == ("loads the encoder" in told) == Path("timm").is_dir()
+    if Path("timm").is_dir():
+        loaded = timm.create_model("local-dir:timm", pretrained=True).eval()
+        assert torch.allclose(loaded(images), run.net.encoder(images), atol=1e-6)
+        known = timm.data.resolve_model_data_config(loaded)
+        assert known == {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in timm.data.resolve_model_data_config(run.net.to_timm()).items()
+        }
+        selfcon.export(tmp_path / "run", formats=["timm"], out=tmp_path / "out")  # in place of the former
 
 
 def test_the_hub_folder_is_a_model_with_a_card(place: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import timm.data
 import torch
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from selfcon.deploy.trust import Trust
 from selfcon.errors import SelfconError, UsageError
 from selfcon.evaluation.answers import ENSEMBLE
 from selfcon.evaluation.early_exit import Rule, name_answers
+from selfcon.networks.backbones import is_built_by_timm, stem_of, without_weights
 from selfcon.networks.exits import BACKBONE
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.segments import Segment, cut_at_exits
@@ -145,26 +147,62 @@ def export_torch(net: MultiExitNetwork, facts: dict[str, Any], trust: Trust, fol
 
 
 def export_timm(net: MultiExitNetwork, facts: dict[str, Any], trust: Trust, folder: Path) -> list[str]:
-    """encoder.safetensors: the encoder's weights by timm's names; encoder.json says for which network."""
-    state = net.to_timm().state_dict()
-    (folder / "encoder.safetensors").write_bytes(
-        save_tensors({name: value.contiguous() for name, value in state.items()})
-    )
-    network = facts["network"]
+    """encoder.safetensors: the encoder's weights by timm's names; encoder.json says for which network, and loads it.
+
+    Where timm builds the same network from its name, also the folder `timm` for its `create_model("local-dir:...")`.
+    """
+    encoder, network, size = net.to_timm().eval(), facts["network"], int(facts["image_size"])
+    weights = save_tensors({name: value.contiguous() for name, value in encoder.state_dict().items()})
+    (folder / "encoder.safetensors").write_bytes(weights)
+    seen = timm.data.resolve_model_data_config(encoder)
+    options = without_weights(network.get("options", {}))
+    built = {
+        "stem": stem_of(encoder, network.get("stem"), size),
+        "width": network.get("width", 1.0),
+        "norm": network.get("norm", "batch"),
+    }
+    arguments = {"image_size": size, **built, "projection_dim": None, **options}
     about = {
         "architecture": network["name"],
         "num_classes": 0,
         "num_features": net.width,
-        "stem": network.get("stem") or "by image size",
-        "width": network.get("width", 1.0),
-        "norm": network.get("norm", "batch"),
-        "options": network.get("options", {}),
-        "input_size": [3, facts["image_size"], facts["image_size"]],
-        "mean": facts["mean"],
-        "std": facts["std"],
+        **built,
+        "options": options,
+        **seen,
+        "load": [
+            "import selfcon; from safetensors.torch import load_file",
+            f"net = selfcon.create_model({network['name']!r}, **{arguments!r})",
+            "net.encoder.load_state_dict(load_file('encoder.safetensors'))",
+        ],
     }
     (folder / "encoder.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-    return ["encoder.safetensors", "encoder.json"]
+    files = ["encoder.safetensors", "encoder.json"]
+    if is_built_by_timm(encoder, network["name"], size, options):
+        _write_for_timm(encoder, network["name"].partition(".")[0], options, weights, folder / "timm")
+        files += ["timm/config.json", "timm/model.safetensors"]
+    return files
+
+
+def _write_for_timm(
+    encoder: nn.Module, architecture: str, options: dict[str, Any], weights: bytes, folder: Path
+) -> None:
+    """What timm reads of a folder, as of a model hub."""
+    config: dict[str, Any] = dict(encoder.pretrained_cfg)  # type: ignore[arg-type]
+    told = {
+        "architecture": architecture,
+        "num_classes": 0,
+        "num_features": encoder.num_features,
+        "model_args": options,
+        "pretrained_cfg": {key: value for key, value in config.items() if key != "architecture"},
+    }
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    (folder / "model.safetensors").write_bytes(weights)
+    with torch.no_grad(), _quietly():
+        loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        for batch in _CHECKED:
+            images = torch.rand(batch, *config["input_size"], generator=torch.Generator().manual_seed(batch))
+            _compare("timm/model.safetensors", [loaded(images).numpy()], [encoder(images)])
 
 
 FORMATS: dict[str, Callable[[MultiExitNetwork, dict[str, Any], Trust, Path], list[str]]] = {

@@ -19,6 +19,7 @@ from timm.models.vgg import VGG
 from torch import nn
 
 from selfcon.errors import InputMissingError, SelfconWarning, UsageError, unknown_name
+from selfcon.networks.added import is_added
 from selfcon.networks.names import NAMED
 from selfcon.networks.wide_resnet import WideResNet
 
@@ -209,14 +210,36 @@ def _fit_stem(encoder: Any, stem: Stem, name: str) -> None:
     """Change the stem of a published encoder in place; VGG's is small as published, without a max-pool."""
     if stem == "large" or isinstance(encoder, VGG):
         return
-    if isinstance(encoder, ResNet | WideResNet) and isinstance(encoder.conv1, nn.Conv2d):
+    if not _has_other_stems(encoder):
+        warnings.warn(f"{name} has no stem for small images; it keeps its own.", SelfconWarning, stacklevel=4)
+    elif isinstance(encoder, EfficientNet):
+        encoder.conv_stem.stride = (1, 1)
+    else:
         encoder.conv1 = _conv_like(encoder.conv1, kernel_size=3, stride=1, padding=1)
         if stem == "small":
             encoder.maxpool = nn.Identity()
-    elif isinstance(encoder, EfficientNet) and encoder.conv_stem.kernel_size == (3, 3):
-        encoder.conv_stem.stride = (1, 1)
-    else:
-        warnings.warn(f"{name} has no stem for small images; it keeps its own.", SelfconWarning, stacklevel=4)
+
+
+def _has_other_stems(encoder: Any) -> bool:
+    if isinstance(encoder, EfficientNet):
+        return bool(encoder.conv_stem.kernel_size == (3, 3))
+    return isinstance(encoder, ResNet | WideResNet) and isinstance(encoder.conv1, nn.Conv2d)
+
+
+def stem_of(encoder: nn.Module, asked: Stem | None, image_size: int | None) -> Stem:
+    """The stem of an encoder that was made with these: large, as published, where it has no other."""
+    return (asked or default_stem(image_size)) if _has_other_stems(encoder) else "large"
+
+
+def is_built_by_timm(encoder: nn.Module, name: str, image_size: int | None, options: dict[str, Any]) -> bool:
+    """Whether timm itself makes the same encoder from its name and options."""
+    base = name.partition(".")[0]
+    if not timm.is_model(base) or is_added(base):
+        return False
+    plain = timm.create_model(
+        base, num_classes=0, **_image_size_option(base, image_size), **without_weights(options)
+    )
+    return repr(plain) == repr(encoder)
 
 
 def _conv_like(conv: nn.Conv2d, **changes: Any) -> nn.Conv2d:

@@ -21,6 +21,7 @@ from selfcon.training.artifact import load_model
 from selfcon.training.files import inside, refuse_link
 
 HUB = "hub"
+_FOR_TIMM = "timm/config.json"
 _OF_A_MODEL = ("model.safetensors", "model.json", "calibration.json", "calibration.safetensors", "results.json")
 
 
@@ -57,9 +58,22 @@ def export(
                 )
                 _take_places(Path(staged), folder)
             files += written
+            if name == "timm":
+                say(_tell_loading(folder, alone=_FOR_TIMM in written))
     except OSError as error:
         raise StorageError(f"{folder} cannot be written to ({error.strerror or error}).") from error
     return {"run": run.resolve().name, "out": str(folder), "files": files}
+
+
+def _tell_loading(folder: Path, *, alone: bool) -> str:
+    if alone:
+        return f"timm.create_model('local-dir:{folder / 'timm'}', pretrained=True) loads the encoder"
+    about, published = _read(folder / "encoder.json"), {"stem": "large", "width": 1.0, "norm": "batch"}
+    other = [f"{key} {about[key]}" for key, value in published.items() if about[key] != value]
+    return (
+        f"timm alone does not build this encoder ({', '.join(other) or about['architecture']}): "
+        f"three lines in encoder.json load it with selfcon"
+    )
 
 
 def _take_places(staged: Path, folder: Path) -> None:
@@ -67,7 +81,7 @@ def _take_places(staged: Path, folder: Path) -> None:
     for new in sorted(staged.iterdir()):
         old = folder / new.name
         if new.is_dir() and old.exists():
-            foreign = sorted({each.name for each in old.iterdir()} - {*_OF_A_MODEL, "README.md"})
+            foreign = sorted({each.name for each in old.iterdir()} - {*_OF_A_MODEL, "README.md", "config.json"})
             if foreign:
                 raise UsageError(
                     f"{old} holds {foreign[0]}, which is not of an export: move it, or name another --out."
