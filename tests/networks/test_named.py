@@ -238,8 +238,8 @@ def test_a_hub_that_cannot_be_reached_is_a_sentence(monkeypatch: pytest.MonkeyPa
 
 
 def test_networks_go_by_their_names() -> None:
-    with pytest.raises(UsageError, match=r"this is a Linear: timm\.models\.register_model gives it one"):
-        selfcon.create_model(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"this is a type: timm\.models\.register_model gives it one"):
+        selfcon.create_model(torch.nn.Linear)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"data is a name, not a object: .*; model is a name, not a Linear"):
         selfcon.fit(data=object(), model=torch.nn.Linear(1, 1), out="never")
 

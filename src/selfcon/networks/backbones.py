@@ -80,7 +80,8 @@ def _build(name: str, base: str, image_size: int | None, shape: Shape, options: 
     except TypeError as error:
         if "keyword argument" not in str(error):
             raise
-        raise UsageError(f"{name} does not take these options ({error}).") from error
+        hint = ": a network of your own takes all that timm passes on, as **options" if is_added(name) else ""
+        raise UsageError(f"{name} does not take these options ({error}){hint}.") from error
     except OSError as error:  # of a hub that cannot be reached, among others
         if not options.get("pretrained"):
             raise
@@ -236,9 +237,7 @@ def is_built_by_timm(encoder: nn.Module, name: str, image_size: int | None, opti
     base = name.partition(".")[0]
     if not timm.is_model(base) or is_added(base):
         return False
-    plain = timm.create_model(
-        base, num_classes=0, **_image_size_option(base, image_size), **without_weights(options)
-    )
+    plain = timm.create_model(base, num_classes=0, **_image_size_option(base, image_size), **without_weights(options))
     return repr(plain) == repr(encoder)
 
 

@@ -14,7 +14,7 @@ from selfcon.networks.exits import Exit, parse_exits
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.names import NAMED
 from selfcon.networks.norms import Norm, use_group_norm
-from selfcon.networks.stages import split
+from selfcon.networks.stages import feature_width, split
 from selfcon.networks.subnetworks import Linear, repeat_stages
 from selfcon.networks.timm_config import tell_size
 
@@ -27,7 +27,7 @@ def list_models(*, timm: bool = False) -> list[str]:
 
 
 def create_model(
-    name: str,
+    name: str | nn.Module,
     *,
     exits: Sequence[Exit] | str = (),
     stem: Stem | None = None,
@@ -45,7 +45,15 @@ def create_model(
     projection heads and classifiers; None builds none. `width` scales the networks of `list_models()`. `norm="group"`
     puts group normalisation in place of batch normalisation. Other arguments go to timm. Under
     DistributedDataParallel build no head that the loss leaves out: `projection_dim=None` for `ce`, `ce-sub` and `sd`.
+
+    In place of a name, a module of your own: images to features [B, C] or maps [B, C, H, W]. It becomes the encoder as
+    it is; for `selfcon.fit` it needs a name (docs/guides/research.md).
     """
+    given = name if isinstance(name, nn.Module) else None
+    if given is not None:
+        name = type(given).__name__
+        if own := [*timm_kwargs, *(["stem"] if stem else []), *(["width"] if width != 1.0 else [])]:
+            raise UsageError(f"{', '.join(own)} cannot be set: this {name} is a network already.")
     if not isinstance(name, str):
         raise UsageError(
             f"A network goes by its name, and this is a {type(name).__name__}: timm.models.register_model gives it one "
@@ -55,17 +63,22 @@ def create_model(
     _check_sizes(image_size=image_size, projection_dim=projection_dim, num_classes=num_classes)
     if isinstance(width, bool) or not isinstance(width, int | float) or not 0 < width <= _WIDEST:
         raise UsageError(f"width must be a number greater than 0 and up to {_WIDEST}, not {width!r}.")
-    encoder = create_encoder(name, stem=stem, image_size=image_size, shape=Shape(width), **timm_kwargs)
+    encoder = (
+        given
+        if given is not None
+        else create_encoder(name, stem=stem, image_size=image_size, shape=Shape(width), **timm_kwargs)
+    )
     splitter = split(encoder, name, exits=bool(exits))
-    widths = splitter.widths(encoder, timm_kwargs.get("img_size", image_size)) if exits else []
-    feature_width: int = getattr(encoder, "head_hidden_size", None) or encoder.num_features  # type: ignore[assignment]
+    size = timm_kwargs.get("img_size", image_size)
+    widths = splitter.widths(encoder, size) if exits else []
+    features = feature_width(encoder, name, size)
     subnetworks: dict[Exit, nn.Module] = {}
     for leave in exits:
         if leave.after >= len(widths):
             valid = ", ".join(str(number) for number in range(1, len(widths)))
             raise UsageError(f"{name} has no exit after stage {leave.after}; valid stages: {valid}.")
         if leave.structure == "fc":
-            subnetworks[leave] = Linear(widths[leave.after - 1], feature_width)
+            subnetworks[leave] = Linear(widths[leave.after - 1], features)
         else:
             half = leave.structure == "small"
             subnetworks[leave] = repeat_stages(
@@ -75,7 +88,7 @@ def create_model(
         encoder,
         splitter,
         subnetworks,
-        width=feature_width,
+        width=features,
         projection_dim=projection_dim,
         num_classes=num_classes,
     )

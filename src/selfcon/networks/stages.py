@@ -48,12 +48,15 @@ def split(encoder: nn.Module, name: str, *, exits: bool = True) -> Splitter:
             return splitter
     if not exits:
         return _WHOLE
-    tells = hasattr(encoder, "forward_intermediates") and bool(_feature_info(encoder))
+    tells = hasattr(encoder, "forward_intermediates") and _has_head(encoder) and bool(_feature_info(encoder))
     if tells and not isinstance(encoder, MobileNetV5 | VOLO):
         return _INTERMEDIATES
     if _hooked_stages(encoder):
         return _HOOKS
-    raise UsageError(f"{name} does not tell where its stages end, so it takes no exit.")
+    raise UsageError(
+        f"{name} does not tell where its stages end (feature_info), so it takes no exit: methods such as supcon and ce "
+        f"need none."
+    )
 
 
 class Staged(Splitter):
@@ -185,7 +188,9 @@ class _Whole(Splitter):
     def walk(
         self, encoder: Any, images: Tensor, taps: Sequence[int], *, whole: bool
     ) -> tuple[dict[int, Tensor], Tensor | None]:
-        return {}, encoder.forward_head(encoder.forward_features(images), pre_logits=True)
+        if _has_head(encoder):
+            return {}, encoder.forward_head(encoder.forward_features(images), pre_logits=True)
+        return {}, _pooled(encoder(images), encoder)
 
 
 class _Intermediates(Splitter):
@@ -219,13 +224,7 @@ class _Hooks(Splitter):
         stages = _hooked_stages(encoder)
         if all(width is not None for width in stages.values()):
             return [width for width in stages.values() if width is not None]
-        size = image_size or encoder.pretrained_cfg["input_size"][-1]
-        parameter = next(encoder.parameters())
-        images = torch.zeros(1, input_channels(encoder), size, size, device=parameter.device, dtype=parameter.dtype)
-        was_training = encoder.training
-        with torch.no_grad():
-            maps, _ = self.walk(encoder.eval(), images, range(1, len(stages) + 1), whole=True)
-        encoder.train(was_training)
+        maps, _ = _try(self, encoder, image_size, range(1, len(stages) + 1))
         return [maps[number].shape[1] for number in sorted(maps)]
 
     def walk(
@@ -251,7 +250,7 @@ class _Hooks(Splitter):
                 handle = encoder.get_submodule(name).register_forward_hook(catch(number, width))
                 hooks.callback(handle.remove)
             try:
-                feature = encoder(images)
+                feature = _pooled(encoder(images), encoder)
             except _EnoughError:
                 return maps, None
         return maps, feature
@@ -265,6 +264,7 @@ _WHOLE = _Whole()
 _INTERMEDIATES = _Intermediates()
 _HOOKS = _Hooks()
 
+_PUBLISHED_SIZE = 224
 _STEMS_NAMED_LIKE_STAGES = {"layer0", "features.conv1_1"}
 
 
@@ -276,6 +276,11 @@ def _feature_info(encoder: Any) -> list[dict[str, Any]]:
 def _without_stem(encoder: Any) -> list[dict[str, Any]]:
     """timm's list of stages; where it opens with the stem, that entry's module is not named like the next one's."""
     info = _feature_info(encoder)
+    if any(not {"module", "num_chs"} <= entry.keys() for entry in info):
+        raise UsageError(
+            f"feature_info of {type(encoder).__name__} says of each stage the module that ends it and its channels: "
+            f"{{'module': 'stages.0', 'num_chs': 64}}."
+        )
     if len(info) < 2:
         return info
     first, second = (re.sub(r"\d+", "", entry["module"]) for entry in info[:2])
@@ -315,5 +320,70 @@ def _output_width(block: nn.Module) -> int:
 
 
 def input_channels(encoder: nn.Module) -> int:
-    """Channels of the images that an encoder takes: those of its first convolution."""
-    return next(int(module.in_channels) for module in encoder.modules() if isinstance(module, nn.Conv2d))
+    """Channels of the images that an encoder takes: those of its first convolution, or else 3."""
+    return next((int(module.in_channels) for module in encoder.modules() if isinstance(module, nn.Conv2d)), 3)
+
+
+def feature_width(encoder: nn.Module, name: str, image_size: int | None) -> int:
+    """The width of an encoder's features: what it says of it, or what comes of an image."""
+    if told := _width_told(encoder):
+        return told
+    size = _size_to_try(encoder, image_size)
+    try:
+        _, feature = _try(_WHOLE, encoder, image_size, ())
+    except UsageError:
+        raise
+    except Exception as error:  # whatever a network of somebody else makes of an image that it is not for
+        if isinstance(error, RuntimeError) and next(encoder.parameters(), torch.empty(0)).is_meta:
+            raise  # it may be the device that is not for it
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise UsageError(
+            f"{name} has no num_features, which says how wide its features are, and an image of {size} pixels does not "
+            f"show it ({reason}): set it where the network is made."
+        ) from error
+    assert feature is not None
+    return feature.shape[1]
+
+
+def _width_told(encoder: Any) -> int | None:
+    return getattr(encoder, "head_hidden_size", None) or getattr(encoder, "num_features", None)
+
+
+def _has_head(encoder: Any) -> bool:
+    """Whether it is taken apart as timm's networks are; others are run as a whole."""
+    return hasattr(encoder, "forward_features") and hasattr(encoder, "forward_head")
+
+
+def _pooled(feature: Any, encoder: Any) -> Tensor:
+    """What an encoder returned as features [B, D]."""
+    kind = type(encoder).__name__
+    if isinstance(feature, Tensor) and feature.ndim == 4:
+        feature = feature.mean((2, 3))
+    if not isinstance(feature, Tensor) or feature.ndim != 2:
+        what = f"the shape {list(feature.shape)}" if isinstance(feature, Tensor) else f"a {type(feature).__name__}"
+        raise UsageError(f"{kind} gives {what}, where features [B, C] are wanted, or maps [B, C, H, W] to be pooled.")
+    if (told := _width_told(encoder)) and feature.shape[1] != told:
+        raise UsageError(
+            f"{kind} gives {feature.shape[1]} numbers for an image, and its num_features says {told}: "
+            f"with num_classes=0 it must leave out its classifier."
+        )
+    return feature
+
+
+def _size_to_try(encoder: Any, image_size: int | None) -> int:
+    published = getattr(encoder, "pretrained_cfg", None) or {}
+    return image_size or published.get("input_size", (_PUBLISHED_SIZE,))[-1]
+
+
+def _try(
+    splitter: Splitter, encoder: nn.Module, image_size: int | None, taps: Sequence[int]
+) -> tuple[dict[int, Tensor], Tensor | None]:
+    """What comes of a black image; the encoder is left as it was."""
+    size, like = _size_to_try(encoder, image_size), next(encoder.parameters(), torch.empty(0))
+    images = torch.zeros(1, input_channels(encoder), size, size, device=like.device, dtype=like.dtype)
+    was_training = encoder.training
+    try:
+        with torch.no_grad():
+            return splitter.walk(encoder.eval(), images, taps, whole=True)
+    finally:
+        encoder.train(was_training)
