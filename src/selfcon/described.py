@@ -15,15 +15,21 @@ _ASIDE = frozenset(("paper",))  # what a method is called there changes nothing
 def describe(method: Any) -> dict[str, Any]:
     """The fields of a dataclass, and of its class and those above it that are not ours, their text."""
     described = {each.name: _plain(getattr(method, each.name)) for each in fields(method) if each.name not in _ASIDE}
-    theirs = [kind for kind in type(method).__mro__ if kind is not object and not _is_ours(kind)]
+    theirs = [kind for kind in type(method).__mro__ if kind is not object and package_of(kind) != "selfcon"]
     if theirs:
         described["class"] = [kind.__qualname__ for kind in theirs]
-        described["code"] = [_hash_code(kind) for kind in theirs]
+        described["code"] = [hash_code(kind) for kind in theirs]
     return described
 
 
-def _is_ours(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "selfcon"
+def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The names of what is not the same in two descriptions."""
+    return ", ".join(sorted(key for key in {*before, *now} if before.get(key) != now.get(key)))
+
+
+def package_of(what: Any) -> str:
+    """Whose a class or function is."""
+    return str(what.__module__).partition(".")[0]
 
 
 def _plain(value: Any) -> Any:
@@ -40,11 +46,11 @@ def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, type) or inspect.isroutine(value):
-        return [value.__qualname__, _hash_code(value)]
+        return [value.__qualname__, hash_code(value)]
     return [type(value).__qualname__, _hash_numbers(value)]
 
 
-def _hash_code(what: Any) -> str | None:
+def hash_code(what: Any) -> str | None:
     """Of the text; None where there is none, as for what was typed at a prompt."""
     with suppress(OSError, TypeError):
         return hashlib.sha256(inspect.getsource(what).encode()).hexdigest()

@@ -101,6 +101,14 @@ def unknown_name(kind: str, name: object, valid: Iterable[str]) -> UsageError:
     return UsageError(f"Unknown {kind} {name!r}; {hint}")
 
 
+def added_elsewhere(kind: str, name: str, where: object) -> InputMissingError:
+    """The error for what a run has of a script, where that script is not at work."""
+    return InputMissingError(
+        f"The {kind} {name} of {where} was added by a script: do this through it (python SCRIPT.py ..., where it ends "
+        f"with selfcon.cli.main(); docs/guides/research.md)."
+    )
+
+
 def hint_path(path: Path) -> str:
     """The end of a sentence about a path that is not there: the nearest one beside it, if there is such."""
     try:

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import timm.data
+import timm
 import torch
 import yaml
 from PIL import Image
 from safetensors.torch import load_file
+from timm.data.config import resolve_model_data_config
 
 import selfcon
 from selfcon.deploy import export as export_module
@@ -151,10 +152,10 @@ def test_the_encoder_is_loaded_again(
     if Path("timm").is_dir():
         loaded = timm.create_model("local-dir:timm", pretrained=True).eval()
         assert torch.allclose(loaded(images), run.net.encoder(images), atol=1e-6)
-        known = timm.data.resolve_model_data_config(loaded)
+        known = resolve_model_data_config(loaded)
         assert known == {
             key: list(value) if isinstance(value, tuple) else value
-            for key, value in timm.data.resolve_model_data_config(run.net.to_timm()).items()
+            for key, value in resolve_model_data_config(run.net.to_timm()).items()
         }
         selfcon.export(tmp_path / "run", formats=["timm"], out=tmp_path / "out")  # in place of the former
 

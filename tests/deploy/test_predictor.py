@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import timm.data
 import torch
 from PIL import Image
+from timm.data.config import resolve_model_data_config
+from timm.data.transforms_factory import create_transform
 
 import selfcon
 from selfcon.data.cutting import fit as streamed_fit
@@ -76,22 +77,24 @@ def test_timm_prepares_images_for_the_encoder_as_we_do(place: Path, tmp_path: Pa
     told = json.loads((tmp_path / "streamed" / "model.json").read_text())
     (tmp_path / "streamed" / "model.json").write_text(json.dumps({**told, "streamed": True}))
     rng = np.random.default_rng(0)
-    large = Image.fromarray(rng.integers(0, 256, (40, 56, 3), dtype=np.uint8)).resize((70, 50), Image.Resampling.BICUBIC)
+    large = Image.fromarray(rng.integers(0, 256, (40, 56, 3), dtype=np.uint8)).resize(
+        (70, 50), Image.Resampling.BICUBIC
+    )
     with Image.open(in_order(place)[0]) as small:
         given = {"run": [small.copy(), large], "streamed": [large]}
     for folder, pictures in given.items():
         model = selfcon.load(tmp_path / folder if folder == "streamed" else place / folder, "cpu")
         encoder = model.net.to_timm()
-        transform = timm.data.create_transform(**timm.data.resolve_model_data_config(encoder), is_training=False)
+        transform = create_transform(**resolve_model_data_config(encoder), is_training=False)
         for picture in pictures:
             ours = model.eye.stack([model.eye.crop(np.array(picture))])
-            theirs = transform(picture)[None]  # type: ignore[operator]
+            theirs = transform(picture)[None]
             assert float(((ours - theirs) * model.eye.std.view(3, 1, 1)).abs().max()) <= 1.01 / 255  # of rounding
             assert torch.allclose(encoder(ours), model.embed(picture)["backbone"], atol=1e-4)
     opened = open_run(place / "run", "cpu")
-    known = timm.data.resolve_model_data_config(opened.net.to_timm())
+    known = resolve_model_data_config(opened.net.to_timm())
     assert known["mean"] == tuple(opened.facts["mean"])
-    assert timm.data.resolve_model_data_config(opened.with_fresh_weights(0).net.to_timm()) == known
+    assert resolve_model_data_config(opened.with_fresh_weights(0).net.to_timm()) == known
 
 
 def test_paths_in_an_array_are_many(place: Path, model: Predictor) -> None:

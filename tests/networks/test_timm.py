@@ -6,8 +6,10 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import timm.data
+import timm
 import torch
+from timm.data.config import resolve_model_data_config
+from timm.data.constants import IMAGENET_DEFAULT_MEAN
 from torch import nn
 
 import selfcon
@@ -141,12 +143,12 @@ def test_list_models() -> None:
 
 def test_timm_is_told_of_the_images() -> None:
     net = selfcon.create_model("resnet18", width=0.125, image_size=32)
-    known = timm.data.resolve_model_data_config(net.to_timm())
-    assert (known["input_size"], known["mean"]) == ((3, 32, 32), timm.data.IMAGENET_DEFAULT_MEAN)
+    known = resolve_model_data_config(net.to_timm())
+    assert (known["input_size"], known["mean"]) == ((3, 32, 32), IMAGENET_DEFAULT_MEAN)
     assert timm.get_pretrained_cfg("resnet18").input_size == (3, 224, 224)  # type: ignore[union-attr]
     for encoder in (net.encoder, selfcon.create_model("wrn16_8", width=0.125).encoder):
         tell_images(encoder, size=16, mean=[0.1, 0.2, 0.3], std=[0.4, 0.5, 0.6])
-        assert timm.data.resolve_model_data_config(encoder) == {
+        assert resolve_model_data_config(encoder) == {
             "input_size": (3, 16, 16),
             "mean": (0.1, 0.2, 0.3),
             "std": (0.4, 0.5, 0.6),
@@ -161,4 +163,4 @@ def test_timm_cuts_out_what_we_do() -> None:
     encoder = nn.Conv2d(3, 3, 1)
     for size in range(1, 600):
         tell_images(encoder, size=size, mean=[0.0] * 3, std=[1.0] * 3, part=part_seen(size, streamed=True))
-        assert math.floor(size / encoder.pretrained_cfg["crop_pct"]) == resize_to(size)  # type: ignore[index, operator]
+        assert math.floor(size / encoder.pretrained_cfg["crop_pct"]) == resize_to(size)  # type: ignore[index]

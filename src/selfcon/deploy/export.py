@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import timm.data
+import timm
 import torch
 from safetensors.torch import save as save_tensors
+from timm.data.config import resolve_model_data_config
 from torch import Tensor, nn
 
 from selfcon.data.cutting import resize_to
@@ -154,7 +155,7 @@ def export_timm(net: MultiExitNetwork, facts: dict[str, Any], trust: Trust, fold
     encoder, network, size = net.to_timm().eval(), facts["network"], int(facts["image_size"])
     weights = save_tensors({name: value.contiguous() for name, value in encoder.state_dict().items()})
     (folder / "encoder.safetensors").write_bytes(weights)
-    seen = timm.data.resolve_model_data_config(encoder)
+    seen = resolve_model_data_config(encoder)
     options = without_weights(network.get("options", {}))
     built = {
         "stem": stem_of(encoder, network.get("stem"), size),

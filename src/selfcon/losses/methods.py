@@ -5,7 +5,8 @@ A new contrastive method is a new row; `docs/architecture.md` shows one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -187,6 +188,36 @@ def add_method(method: Method) -> Method:
 def describe_added(name: str) -> dict[str, Any] | None:
     """What an added method was when it was added, to tell it from another of its name; None of the table's."""
     return _ADDED.get(name)
+
+
+class _Absent(Method):
+    """A method of a script that is not at work: what it wants is known, its loss is not."""
+
+    def loss(self, *_: Any, **__: Any) -> Tensor:
+        raise UsageError(f"The loss of {self.name} is in the script that added it: train with that.")
+
+
+@contextmanager
+def standing_in(name: str, described: Mapping[str, Any] | None) -> Iterator[None]:
+    """While it lasts, a method that a script added is known without it, for what needs no loss.
+
+    `described` is what a run keeps of it.
+    """
+    if not isinstance(described, Mapping) or name in _METHODS:
+        yield
+        return
+    _METHODS[name] = _Absent(
+        name=name,
+        paper="",
+        views=described.get("views", 1),
+        uses_labels=bool(described.get("uses_labels", True)),
+        uses_exits=bool(described.get("uses_exits")),
+        one_stage=None if described.get("one_stage") is None else OneStage(),
+    )
+    try:
+        yield
+    finally:
+        del _METHODS[name]
 
 
 _BACKBONE = Term(anchors="F", positives="F", negatives="F")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,17 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from selfcon.data.cutting import part_seen
-from selfcon.errors import DataError, InputMissingError, SelfconError, StorageError, UnsafeError, hint_path
+from selfcon.described import differing
+from selfcon.errors import (
+    DataError,
+    InputMissingError,
+    SelfconError,
+    SelfconWarning,
+    StorageError,
+    UnsafeError,
+    hint_path,
+)
+from selfcon.networks.added import check_there, describe_network
 from selfcon.networks.exits import parse_exits
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.options import bounded, check_options
@@ -71,13 +82,14 @@ def load_model(path: str | Path) -> tuple[MultiExitNetwork, dict[str, Any]]:
             raise DataError("model.safetensors is not the file that model.json tells of")
         tensors = load_tensors(weights)
         with bounded(str(path)):
+            _check_same_network(path, network)
             _check_fit(network, tensors)
             net = build_model(network)
         net.load_state_dict(tensors)
         if broken := next((name for name, value in tensors.items() if not bool(value.isfinite().all())), None):
             raise DataError(f"{broken} holds values that are not finite")
     except SelfconError as error:
-        if isinstance(error, UnsafeError):
+        if isinstance(error, UnsafeError | InputMissingError):
             raise
         raise DataError(f"{path} holds a model that cannot be read ({str(error).rstrip('.')}).") from error
     except (
@@ -108,6 +120,21 @@ def _check_network(path: Path, given: Any) -> dict[str, Any]:
     network["options"].pop("pretrained", None)  # the weights are here
     check_options({**network, **network["options"]}, str(path))
     return network
+
+
+def _check_same_network(path: Path, network: dict[str, Any]) -> None:
+    """A network that a script added is more than its name: without the script it is not there, and it may change."""
+    if not (path / "network.json").is_file():
+        return
+    before, name = json.loads(inside(path, "network.json").read_text(encoding="utf-8")), network["name"]
+    check_there(name, before, path)
+    if before != (now := describe_network(name, network["options"])):
+        changed = differing(before, now or {})
+        warnings.warn(
+            f"The network {name} is not the one that {path} was trained with ({changed}): its answers may be others.",
+            SelfconWarning,
+            stacklevel=3,
+        )
 
 
 def _check_facts(facts: dict[str, Any]) -> None:

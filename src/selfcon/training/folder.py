@@ -26,7 +26,7 @@ from selfcon.training.files import as_bytes, is_leftover, refuse_link, write_who
 
 _WRITTEN = (
     *("config.yaml", "environment.json", "metrics.jsonl", "model.safetensors", "model.json", "results.json"),
-    *("data.json", "method.json", "evidence.json", "report.html"),
+    *("data.json", "method.json", "network.json", "evidence.json", "report.html"),
     *("checkpoints", "encoders", "tensorboard", "wandb", "wandb-id"),
     *(
         "calibration.json",
@@ -189,6 +189,7 @@ def _never_began(path: Path) -> bool:
         "environment.json",
         "data.json",
         "method.json",
+        "network.json",
     }
 
 

@@ -22,7 +22,14 @@ from selfcon.training.files import inside, refuse_link
 
 HUB = "hub"
 _FOR_TIMM = "timm/config.json"
-_OF_A_MODEL = ("model.safetensors", "model.json", "calibration.json", "calibration.safetensors", "results.json")
+_OF_A_MODEL = (
+    "model.safetensors",
+    "model.json",
+    "calibration.json",
+    "calibration.safetensors",
+    "results.json",
+    "network.json",
+)
 
 
 def export(

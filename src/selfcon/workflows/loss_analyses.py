@@ -111,7 +111,7 @@ def gradcam(
     """Where the loss looks, by the exit that its gradient comes through (Figure 5), and by method (Figure 7)."""
     run = open_run(run_folder, device)
     chosen = [_contrastive(name) for name in methods]
-    own = get_method(run.settings.method)
+    own = run.method
     if not run.net.projections:
         raise UsageError(
             f"{run_folder} was trained by {own.name}, without a contrastive loss: there is none to look at."

@@ -14,9 +14,11 @@ from torch import nn
 
 from selfcon.config import Settings
 from selfcon.data.streamed import Streamed
+from selfcon.described import differing
 from selfcon.errors import UsageError
 from selfcon.evaluation.accuracy import embed, predict, summarise, top1_of
 from selfcon.losses.methods import describe_added
+from selfcon.networks.added import describe_network
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.weights import check_weights
 from selfcon.progress import say
@@ -123,7 +125,7 @@ def run_stages(
 
 def work_in(run: RunFolder, settings: Settings, running: Running, world: World, *, probe: bool) -> Result:
     """What is left to do of a run in its folder, and the result; at once where there is nothing."""
-    world.tell(lambda: _check_same_method(run, settings.method))
+    world.tell(lambda: _check_same_code(run, settings))
     done = world.tell(lambda: _find_done(run, probe=probe))
     if done is not None:
         return {**done, "already_done": True}
@@ -223,19 +225,21 @@ def _check_stop(world: World, stop: Stop, device: torch.device) -> None:
         stop.check()
 
 
-def _check_same_method(run: RunFolder, name: str) -> None:
-    """A method that a script added is more than its name."""
-    before, now = run.read_json("method.json"), describe_added(name)
-    if now is None or before == now:
-        return
-    if before is None:
-        run.write("method.json", json.dumps(now, indent=1) + "\n")
-        return
-    changed = ", ".join(sorted(key for key in {*before, *now} if before.get(key) != now.get(key)))
-    raise UsageError(
-        f"The method {name} is not the one that {run.path} began with ({changed}): "
-        f"choose another --out, or start anew with --overwrite."
-    )
+def _check_same_code(run: RunFolder, settings: Settings) -> None:
+    """A method or a network that a script added is more than its name."""
+    for kind, name, now in (
+        ("method", settings.method, describe_added(settings.method)),
+        ("network", settings.model, describe_network(settings.model, settings.model_options)),
+    ):
+        before = run.read_json(f"{kind}.json")
+        if now is None or before == now:
+            continue
+        if before is not None:
+            raise UsageError(
+                f"The {kind} {name} is not the one that {run.path} began with ({differing(before, now)}): "
+                f"choose another --out, or start anew with --overwrite."
+            )
+        run.write(f"{kind}.json", json.dumps(now, indent=1) + "\n")
 
 
 def _check_same_data(task: Task, run: RunFolder) -> None:

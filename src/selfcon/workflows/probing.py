@@ -9,6 +9,8 @@ from typing import Any
 
 from selfcon.config import PROBE_NAMES, Settings, flatten, make_settings
 from selfcon.errors import InputMissingError, UsageError, name_some
+from selfcon.losses.methods import standing_in
+from selfcon.networks.added import check_there
 from selfcon.training import checkpoint as checkpoints
 from selfcon.training.checkpoint import Checkpoint, same_tensors
 from selfcon.training.distributed import join
@@ -40,13 +42,19 @@ def probe(
     running = Running.choose(device=device, compile=compile, log=log)
     with join(running.device) as world:
         opened: list[RunFolder] = []
-        if out is None:
-            chosen = world.tell(lambda: _reopen_pretrained(run_folder, opened))
-        else:
-            chosen = world.tell(lambda: _take_over(run_folder, out, settings, opened, overwrite=overwrite))
-        folder = opened[0] if opened else RunFolder.follow(run_folder if out is None else out)
-        with folder as run, explaining_shortage(chosen, running.device):
-            return work_in(run, chosen, running, world, probe=True)
+        with standing_in(*world.tell(lambda: _read_method(run_folder))):
+            if out is None:
+                chosen = world.tell(lambda: _reopen_pretrained(run_folder, opened))
+            else:
+                chosen = world.tell(lambda: _take_over(run_folder, out, settings, opened, overwrite=overwrite))
+            folder = opened[0] if opened else RunFolder.follow(run_folder if out is None else out)
+            with folder as run, explaining_shortage(chosen, running.device):
+                return work_in(run, chosen, running, world, probe=True)
+
+
+def _read_method(run_folder: str | Path) -> tuple[str, dict[str, Any] | None]:
+    """The method of a run, and what it was if a script added it: a probe needs no loss, so it needs no script."""
+    return read_settings(run_folder).method, RunFolder.follow(run_folder).read_json("method.json")
 
 
 def _reopen_pretrained(run_folder: str | Path, opened: list[RunFolder]) -> Settings:
@@ -86,7 +94,7 @@ def _fill(run: RunFolder, before: RunFolder, name: str, encoder: Checkpoint) -> 
     """Take the encoder over, which comes last, so that whoever has it has the rest; or see that it is there already."""
     there = checkpoints.read_newest(run.checkpoints / "pretrain")
     if there is None:
-        for each in ("data.json", "method.json"):
+        for each in ("data.json", "method.json", "network.json"):
             if (known := before.read_json(each)) is not None:
                 run.write(each, json.dumps(known, indent=1) + "\n")
         run.write_metrics([line for line in before.read_metrics() if line["stage"] == "pretrain"])
@@ -98,6 +106,7 @@ def _fill(run: RunFolder, before: RunFolder, name: str, encoder: Checkpoint) -> 
 
 
 def _check_pretrained(run: RunFolder, settings: Settings) -> None:
+    check_there(settings.model, run.read_json("network.json"), run.path)
     if check_settings(settings).stages == 1:
         raise UsageError(f"{run.path} was trained in one stage: its classifiers are trained already.")
     epochs = sum(line["stage"] == "pretrain" for line in run.read_metrics())

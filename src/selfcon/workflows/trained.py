@@ -17,7 +17,8 @@ from selfcon.data.source import FileImages, Images, Source
 from selfcon.data.sources import load
 from selfcon.data.split import Split
 from selfcon.data.streamed import make_streamed
-from selfcon.errors import SelfconError, UsageError
+from selfcon.errors import SelfconError, UsageError, added_elsewhere
+from selfcon.losses.methods import Method, get_method, list_methods
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.weights import find_timm_weights, load_encoder, read_weights
 from selfcon.progress import say
@@ -46,6 +47,14 @@ class TrainedRun:
     def size(self) -> int:
         """The side of its images."""
         return int(self.facts["image_size"])
+
+    @property
+    def method(self) -> Method:
+        """Its method; of a script's, only where the script is at work."""
+        name = self.settings.method
+        if name not in list_methods() and (self.path / "method.json").is_file():
+            raise added_elsewhere("method", name, self.path)
+        return get_method(name)
 
     @cached_property
     def source(self) -> Source:
