@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+import torchvision
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -217,6 +218,49 @@ def test_weights_as_other_scripts_save_them(prefix: str, tmp_path: Path) -> None
     load_encoder(ours, read_weights(tmp_path / "last.pth", trust=True), "last.pth")
     for key, value in theirs.state_dict().items():
         assert torch.equal(ours.state_dict()[key], value), key
+
+
+@pytest.mark.parametrize("prefix", ["backbone.", "", "module.backbone."])
+@pytest.mark.parametrize("whole", [False, True])
+def test_weights_of_a_network_that_was_cut_into_a_sequence(prefix: str, whole: bool) -> None:
+    """lightly and its tutorials make encoders so of torchvision's networks."""
+    theirs, ours = torchvision.models.resnet18(), selfcon.create_model("resnet18", stem="large").encoder
+    sequence = nn.Sequential(*list(theirs.children())[: None if whole else -1])
+    named = {f"{prefix}{key}": value for key, value in sequence.state_dict().items()}
+    load_encoder(ours, {**named, "projection_head.layers.0.weight": torch.ones(3)}, "file")
+    for key, value in theirs.state_dict().items():
+        assert key.startswith("fc.") or torch.equal(ours.state_dict()[key], value), key
+
+
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        (
+            {"stem": "large"},
+            r"conv1.weight of \[64, 3, 7, 7\], where this network wants \[64, 3, 3, 3\]: --stem large would",
+        ),
+        ({"width": 0.5}, r"conv1.weight of \[32, 3, 3, 3\], .*, and so on \(\d+ more\): a --width 0.5 times this one"),
+        (
+            {"width": 2.0, "stem": "large"},
+            r"wants \[64, 3, 3, 3\], .*: --stem large and a --width 2 times this one would",
+        ),
+        ({"in_chans": 1}, r"conv1.weight of \[64, 1, 3, 3\], where this network wants \[64, 3, 3, 3\]\.$"),
+    ],
+)
+def test_weights_that_do_not_fit_say_what_would(theirs: dict[str, Any], words: str) -> None:
+    ours = selfcon.create_model("resnet18", stem="small").encoder
+    other = selfcon.create_model("resnet18", **{"stem": "small", **theirs}).encoder
+    with pytest.raises(UsageError, match=f"file holds {words}"):
+        load_encoder(ours, other.state_dict(), "file")
+
+
+def test_weights_of_another_network_are_named() -> None:
+    encoder = selfcon.create_model("resnet18", width=0.125).encoder
+    with pytest.raises(
+        UsageError,
+        match=r"no weights for 'conv1.weight', .* and \d+ more of this network; what it has instead: 'blocks.0.weight'",
+    ):
+        load_encoder(encoder, {"blocks.0.weight": torch.ones(1)}, "file")
 
 
 def test_parts_that_are_called_short_cuts_keep_their_names() -> None:

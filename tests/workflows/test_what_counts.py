@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import selfcon
 from selfcon.config import make_settings
 from selfcon.data.policies import Policy
-from selfcon.errors import SelfconWarning, UsageError
+from selfcon.errors import InputMissingError, SelfconWarning, UsageError
 from selfcon.workflows.pipeline import make_probing
 from selfcon.workflows.task import prepare
 from tests.workflows.conftest import write_noise, write_stripes
@@ -37,6 +37,18 @@ def test_a_probe_needs_no_weights_that_the_pretraining_began_with(stripes: Path,
     assert selfcon.probe(tmp_path / "parts", device="cpu")["accuracy"] == whole["accuracy"]
     told = [(tmp_path / name / "model.json").read_bytes() for name in ("whole", "parts")]
     assert told[0] == told[1]
+
+
+def test_a_run_folder_is_weights_to_begin_with(stripes: Path, tmp_path: Path) -> None:
+    keys = {**SMALL, "data": str(stripes), "epochs": 1}
+    with pytest.raises(InputMissingError, match=r"There is no file .*model\.safetensors"):
+        selfcon.pretrain(out=tmp_path / "never", weights=str(tmp_path), **keys)
+    selfcon.pretrain(out=tmp_path / "first", **keys)
+    told = []
+    for number, weights in enumerate((tmp_path / "first", tmp_path / "first" / "model.safetensors")):
+        selfcon.pretrain(out=tmp_path / str(number), weights=str(weights), **keys)
+        told.append((tmp_path / str(number) / "model.safetensors").read_bytes())
+    assert told[0] == told[1] != (tmp_path / "first" / "model.safetensors").read_bytes()
 
 
 def test_what_is_held_out_is_at_least_one_image(stripes: Path, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ MEANINGS = {
     "exits": "stage:structure of sub-networks, such as 2:fc,3:same",
     "norm": "which normalisation",
     "projection_dim": "features that are contrasted",
-    "weights": "weights to begin with: a file, or timm",
+    "weights": "weights to begin with: a file, a run, or timm",
     "method": "ce, ce-sub, sd, selfcon, selfcon-1stage, selfcon-m, selfcon-m-star, selfcon-mu, selfcon-mu-star, "
     "selfcon-star, selfcon-su, selfcon-su-star, simclr, supcon, supcon-s",
     "epochs": "times through the training images",

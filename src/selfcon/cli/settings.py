@@ -22,7 +22,7 @@ FLAGS = {
     "--image-size": ("image_size", int, "side in pixels"),
     "--model": ("model", str, "a network of selfcon or timm"),
     "--width": ("width", float, "share of its channels"),
-    "--init": ("weights", str, "weights to begin with: a file, or timm"),
+    "--init": ("weights", str, "weights to begin with: a file, a run, or timm"),
     "--exits": ("exits", str, "such as 2:fc or 1:fc,2:same"),
     "--method": ("method", str, "selfcon, supcon, ce, ..."),
     "--epochs": ("epochs", int, "times through the training images"),

@@ -26,6 +26,7 @@ _PREFIXES = (
 )
 _HEADS = ("fc.", "head.", "classifier.")
 _OTHER_WORDS = {".shortcut.": ".downsample."}  # those of SupContrast's ResNets and of its descendants
+_CHILDREN = ("conv1", "bn1", "layer1", "layer2", "layer3", "layer4", "fc")  # of a ResNet, those that have weights
 _MOST_COMPRESSED, _ALWAYS_UNPACKED = 10, 1 << 24  # what comes out over what is there; bytes
 
 
@@ -113,20 +114,51 @@ def load_encoder(encoder: nn.Module, weights: dict[str, Tensor], name: str) -> N
     for theirs, ours in _OTHER_WORDS.items():
         if not any(theirs in key for key in wanted):  # some have such parts of their own
             weights = {key.replace(theirs, ours): value for key, value in weights.items()}
+    if {"conv1.weight", "layer4.0.conv1.weight"} <= wanted.keys():
+        weights = _name_children(weights)
     prefix = max(_PREFIXES, key=lambda each: sum(f"{each}{key}" in weights for key in wanted))
     found = {key: weights[f"{prefix}{key}"] for key in wanted if f"{prefix}{key}" in weights}
     missing = [key for key in wanted if key not in found and not key.endswith("num_batches_tracked")]
     if missing:
-        raise UsageError(f"{name} holds no weights for {name_some(missing)} of this network.")
-    wrong = [f"{key} {list(found[key].shape)}" for key in found if found[key].shape != wanted[key]]
-    if wrong:
-        raise UsageError(f"{name} holds weights of other shapes: {name_some(wrong)}.")
+        unused = [key for key in weights if key.removeprefix(prefix) not in found]
+        has = f"; what it has instead: {name_some(unused, 3)}" if unused else ""
+        raise UsageError(f"{name} holds no weights for {name_some(missing, 3)} of this network{has}.")
+    if wrong := {key: (found[key].shape, wanted[key]) for key in found if found[key].shape != wanted[key]}:
+        raise UsageError(_tell_shapes(name, wrong))
     spare = [
         key.removeprefix(prefix) for key in weights if key.startswith(prefix) and key.removeprefix(prefix) not in wanted
     ]
     if others := [key for key in spare if not key.startswith(_HEADS)]:
         raise UsageError(f"{name} holds weights that this network has no place for: {name_some(others)}.")
     encoder.load_state_dict(found, strict=False)
+
+
+def _name_children(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The names of a ResNet whose children were put into a sequence, as lightly does: `backbone.0.weight`."""
+    for prefix in _PREFIXES:
+        places = {key: re.match(rf"{re.escape(prefix)}(\d+)\.", key) for key in weights}
+        numbers = sorted({int(place[1]) for place in places.values() if place})
+        if len(numbers) in (len(_CHILDREN) - 1, len(_CHILDREN)):
+            names = dict(zip(numbers, _CHILDREN, strict=False))
+            return {
+                f"{prefix}{names[int(place[1])]}.{key[place.end() :]}" if place else key: weights[key]
+                for key, place in places.items()
+            }
+    return weights
+
+
+def _tell_shapes(name: str, wrong: dict[str, tuple[torch.Size, torch.Size]]) -> str:
+    """The first that does not fit, and which setting would make it."""
+    (key, (theirs, ours)), *others = wrong.items()
+    more = f", and so on ({len(others)} more)" if others else ""
+    hints = []
+    if len(theirs) == len(ours) == 4 and theirs[2:] != ours[2:]:  # the first convolution alone has other kernels
+        hints.append(f"--stem {'large' if theirs[2] > ours[2] else 'small'}")
+    times = [theirs[0] / ours[0] for theirs, ours in wrong.values() if theirs and ours and theirs[0] != ours[0]]
+    if times and (min(times) > 1 or max(times) < 1):
+        hints.append(f"a --width {times[-1]:g} times this one")
+    hint = f": {' and '.join(hints)} would fit" if hints else ""
+    return f"{name} holds {key} of {list(theirs)}, where this network wants {list(ours)}{more}{hint}."
 
 
 def load_subnetworks(subnetworks: nn.Module, weights: dict[str, Tensor]) -> bool:

@@ -258,8 +258,11 @@ def check_settings(settings: Settings) -> Method:
 
 
 def weights_file(settings: Settings) -> Path:
-    """The file of the weights to begin with; `timm` are those that timm publishes for the network."""
-    return find_timm_weights(settings.model) if settings.weights == "timm" else Path(str(settings.weights))
+    """The file of the weights to begin with: of a run, or with `timm` what timm publishes for the network."""
+    if settings.weights == "timm":
+        return find_timm_weights(settings.model)
+    path = Path(str(settings.weights))
+    return path / "model.safetensors" if path.is_dir() else path
 
 
 def read_source(settings: Settings) -> Source:
