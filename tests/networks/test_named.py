@@ -227,7 +227,8 @@ def test_weights_of_a_network_that_was_cut_into_a_sequence(prefix: str, whole: b
     theirs, ours = torchvision.models.resnet18(), selfcon.create_model("resnet18", stem="large").encoder
     sequence = nn.Sequential(*list(theirs.children())[: None if whole else -1])
     named = {f"{prefix}{key}": value for key, value in sequence.state_dict().items()}
-    load_encoder(ours, {**named, "projection_head.layers.0.weight": torch.ones(3)}, "file")
+    head = {"projection_head.layers.0.weight": torch.ones(3)} if prefix else {}
+    load_encoder(ours, {**named, **head}, "file")
     for key, value in theirs.state_dict().items():
         assert key.startswith("fc.") or torch.equal(ours.state_dict()[key], value), key
 
@@ -242,7 +243,7 @@ def test_weights_of_a_network_that_was_cut_into_a_sequence(prefix: str, whole: b
         ({"width": 0.5}, r"conv1.weight of \[32, 3, 3, 3\], .*, and so on \(\d+ more\): a --width 0.5 times this one"),
         (
             {"width": 2.0, "stem": "large"},
-            r"wants \[64, 3, 3, 3\], .*: --stem large and a --width 2 times this one would",
+            r"conv1.weight of \[128, 3, 7, 7\], .*: --stem large and a --width 2 times this one would",
         ),
         ({"in_chans": 1}, r"conv1.weight of \[64, 1, 3, 3\], where this network wants \[64, 3, 3, 3\]\.$"),
     ],
