@@ -33,7 +33,7 @@ from selfcon.training.replay import Replayed
 from selfcon.training.trainer import Stage, Trainer
 from tests.data.test_streamed import FileLike
 from tests.data.test_views import compare, some_images, some_look
-from tests.losses.test_implementations import check_kernels, check_rows
+from tests.losses.test_implementations import check_kernels, check_remembered, check_rows, check_temperature
 from tests.losses.test_methods import CONTRASTIVE
 from tests.workflows.conftest import write_stripes
 
@@ -222,6 +222,11 @@ def test_many_features_in_the_kernels() -> None:
 
 def test_the_kernels_with_some_rows_as_anchors() -> None:
     check_rows("cuda")
+
+
+def test_the_temperatures_gradient_and_memory_in_the_kernels() -> None:
+    check_temperature("cuda")
+    check_remembered("cuda")
 
 
 def test_not_a_number_stays_visible() -> None:

@@ -9,17 +9,14 @@ from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+_KNOWN = frozenset(("selfcon", "torch", "builtins"))  # whose code is not looked at
 _ASIDE = frozenset(("paper",))  # what a method is called there changes nothing
 
 
 def describe(method: Any) -> dict[str, Any]:
     """The fields of a dataclass, and of its class and those above it that are not ours, their text."""
     described = {each.name: _plain(getattr(method, each.name)) for each in fields(method) if each.name not in _ASIDE}
-    theirs = [kind for kind in type(method).__mro__ if kind is not object and package_of(kind) != "selfcon"]
-    if theirs:
-        described["class"] = [kind.__qualname__ for kind in theirs]
-        described["code"] = [hash_code(kind) for kind in theirs]
-    return described
+    return {**described, **_describe_class(type(method))}
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -30,6 +27,30 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 def package_of(what: Any) -> str:
     """Whose a class or function is."""
     return str(what.__module__).partition(".")[0]
+
+
+def is_module(value: Any) -> bool:
+    """Whether it is one of torch's, which need not be imported to know."""
+    return hasattr(value, "named_parameters") and not isinstance(value, type)
+
+
+def _describe_class(kind: type) -> dict[str, Any]:
+    theirs = [each for each in kind.__mro__ if package_of(each) not in _KNOWN]
+    if not theirs:
+        return {}
+    return {"class": [each.__qualname__ for each in theirs], "code": [hash_code(each) for each in theirs]}
+
+
+def _describe_module(module: Any) -> dict[str, Any]:
+    """Of a module the tensors that it begins with, and of those within it what they are and were told."""
+    tensors = [[name, _hash_numbers(value)] for name, value in sorted(module.state_dict().items())]
+    within = [[name, type(each).__qualname__, *_plain_attributes(each)] for name, each in module.named_modules()]
+    return {"modules": within, "tensors": hashlib.sha256(repr(tensors).encode()).hexdigest()}
+
+
+def _plain_attributes(module: Any) -> tuple[Any, Any]:
+    told = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    return _plain(told), _describe_class(type(module))
 
 
 def _plain(value: Any) -> Any:
@@ -45,6 +66,8 @@ def _plain(value: Any) -> Any:
         return [_plain(each) for each in value]
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    if is_module(value):
+        return _describe_module(value)
     if isinstance(value, type) or inspect.isroutine(value):
         return [value.__qualname__, hash_code(value)]
     return [type(value).__qualname__, _hash_numbers(value)]
@@ -60,7 +83,8 @@ def hash_code(what: Any) -> str | None:
 def _hash_numbers(value: Any) -> str | None:
     """Of a tensor or an array."""
     if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
+        value = value.detach().cpu()
+        value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()  # which has no bfloat16
     if not hasattr(value, "tobytes"):
         return None
     return hashlib.sha256(f"{value.dtype}{value.shape}".encode() + value.tobytes()).hexdigest()

@@ -83,8 +83,16 @@ def terms(method: str, alpha: float) -> list[tuple[float, Sets]]:
     }[method]
 
 
-def loss(method: str, features: Tensor, labels: Tensor, *, temperature: float, alpha: float) -> Tensor:
-    """The loss of features [B, V, E, D]; float64, differentiable."""
+def loss(
+    method: str,
+    features: Tensor,
+    labels: Tensor,
+    *,
+    temperature: float | Tensor,
+    alpha: float,
+    memory: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """The loss of features [B, V, E, D]; float64, differentiable. Of memory [M, E, D] nobody is an anchor."""
     samples, views, exits, dim = features.shape
     everyone = [
         Feature(sample, view, number, int(labels[sample]))
@@ -92,14 +100,22 @@ def loss(method: str, features: Tensor, labels: Tensor, *, temperature: float, a
         for view in range(views)
         for number in range(exits)
     ]
-    z = features.reshape(-1, dim)
+    anchors, z = len(everyone), features.reshape(-1, dim)
+    if memory is not None:
+        remembered, theirs = memory
+        everyone += [
+            Feature(-1 - row, 0, number, int(theirs[row]))  # nobody's sample
+            for row in range(len(remembered))
+            for number in range(remembered.shape[1])
+        ]
+        z = torch.cat([z, remembered.reshape(-1, dim).detach()])
     z = z / (z * z).sum(1, keepdim=True).sqrt()
     s = z @ z.T / temperature
 
     total = features.sum() * 0
     for weight, sets in terms(method, alpha):
         losses = []
-        for i, anchor in enumerate(everyone):
+        for i, anchor in enumerate(everyone[:anchors]):
             if not sets.anchor(anchor):
                 continue
             positives = [j for j, other in enumerate(everyone) if sets.positive(anchor, other)]

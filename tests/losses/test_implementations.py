@@ -18,7 +18,7 @@ import selfcon
 from selfcon.errors import UsageError
 from selfcon.losses import Term, contrastive_loss, pairwise, tiled
 from selfcon.losses.objective import choose_implementation
-from selfcon.losses.pairwise import Pairs
+from selfcon.losses.pairwise import Pairs, Statistics
 from selfcon.losses.sets import Contrast
 from tests.losses.test_methods import CONTRASTIVE
 
@@ -118,6 +118,47 @@ def check_kernels(device: str, samples: int, dims: list[int], names: Sequence[st
     torch.testing.assert_close(tau.grad.double(), wide.grad, rtol=1e-2, atol=1e-3)  # type: ignore[union-attr]
 
 
+def check_temperature(device: str) -> None:
+    """The temperature's gradient against float64, where classes or all features are nearly equal."""
+    rng = torch.Generator().manual_seed(0)
+    alike = torch.randn(24, generator=rng) + 0.3 * torch.randn(101, 2, 24, generator=rng)
+    cases = [clustered(101, 2, 24, spread=spread) for spread in (0.05, 0.1, 0.2, 1e6)]
+    for name in ("selfcon", "selfcon-star", "supcon-s"):
+        for features, labels in [*cases, (alike, cases[0][1])]:
+            found = []
+            for dtype, implementation in ((torch.float64, "tiled"), (torch.float32, "triton")):
+                tau = torch.tensor(0.1, dtype=dtype, device=device, requires_grad=True)
+                x = features[:, None].to(device, dtype)
+                method = selfcon.get_method(name)
+                method.loss(x, labels.to(device), temperature=tau, implementation=implementation).backward()
+                assert tau.grad is not None
+                found.append(float(tau.grad))
+            assert found[1] == pytest.approx(found[0], rel=1e-3), name
+
+
+def check_remembered(device: str) -> None:
+    """Memory in the kernels, against float64."""
+    for name in ("selfcon", "selfcon-star", "simclr"):
+        method = selfcon.get_method(name)
+        features, labels = clustered(37, 2, 24, spread=0.5)
+        features = features.view(37, method.views, -1, 24).to(device)
+        theirs, known = (each.to(device) for each in clustered(53, 2, 24, spread=0.5))
+        for temperature in (0.1, 0.02):
+            expected, gradient = loss_and_gradient(
+                name,
+                features.double(),
+                labels.to(device),
+                "dense",
+                temperature=temperature,
+                memory=(theirs.double(), known),
+            )
+            ours, our_gradient = loss_and_gradient(
+                name, features, labels.to(device), "triton", temperature=temperature, memory=(theirs, known)
+            )
+            assert abs(ours - expected) <= 5e-5 * abs(expected), (name, ours, expected)
+            assert (our_gradient - gradient).norm() <= 0.01 * gradient.norm(), name
+
+
 def check_rows(device: str) -> None:
     """Anchors that are some of the rows, as in a process of several; places found by counting and by sorting."""
     from selfcon.losses import contrast_triton
@@ -141,7 +182,7 @@ def check_rows(device: str) -> None:
                     contrast_triton._COUNTED = counted
                     tau = torch.tensor(temperature, dtype=x.dtype, device=device)
                     pairs = Pairs(x, groups, exits, own, tuple(terms), tau, stable=temperature > 0.05)
-                    log_denominator, attraction, positives = engine.statistics(pairs)
+                    log_denominator, attraction, positives, _ = engine.statistics(pairs)
                     pull = torch.linspace(1, 2, log_denominator.numel(), device=device).view_as(log_denominator).to(x)
                     gradient = engine.gradient(pairs, log_denominator, pull, pull / positives.clamp(min=1))
                     found.append([log_denominator, attraction, positives, gradient])
@@ -154,9 +195,11 @@ def check_rows(device: str) -> None:
 def test_the_kernels_in_tritons_interpreter() -> None:
     pytest.importorskip("triton", reason="Triton is made for Linux only")
     script = (
-        "from tests.losses.test_implementations import check_kernels, check_rows\n"
+        "from tests.losses.test_implementations import check_kernels, check_remembered, check_rows, check_temperature\n"
         "check_kernels('cpu', 37, [24])\n"
-        "check_rows('cpu')"
+        "check_rows('cpu')\n"
+        "check_temperature('cpu')\n"
+        "check_remembered('cpu')"
     )
     subprocess.run([sys.executable, "-c", script], env={**os.environ, "TRITON_INTERPRET": "1"}, check=True, timeout=600)
 
@@ -194,7 +237,7 @@ def test_what_is_chosen_and_refused() -> None:
 class Listening(tiled.Tiles):
     """Tiles that keep what they were told."""
 
-    def statistics(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
+    def statistics(self, pairs: Pairs) -> Statistics:
         self.pairs = pairs
         return super().statistics(pairs)
 

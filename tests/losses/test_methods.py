@@ -100,6 +100,19 @@ def test_anchors_without_positives_are_left_out_and_counted() -> None:
     torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler
+def test_a_tally_that_is_there_from_the_start_is_compiled_once() -> None:
+    tally = Tally.on(torch.device("cpu"))
+    counted = tally.count("left_out")
+    compiled = torch.compile(
+        lambda x, y: selfcon.get_method("supcon-s").loss(x, y, tally=tally), backend="eager", fullgraph=True
+    )
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for _ in range(3):
+            compiled(torch.randn(4, 1, 1, 8), torch.tensor([0, 0, 1, 2]))
+    assert (tally.anchors, tally.left_out, int(counted)) == (12, 6, 6)
+
+
 def test_anchors_are_counted_by_term() -> None:
     tally = Tally()
     assert (tally.anchors, tally.left_out, tally.empty_batches, tally.non_finite) == (0, 0, 0, 0)
@@ -160,6 +173,14 @@ LABELS = torch.tensor([0, 0, 1, 1])
         (GOOD, LABELS, {"temperature": float("nan")}, "temperature must be"),
         (GOOD, LABELS, {"temperature": 1e-40}, "temperature must be"),
         (GOOD, LABELS, {"temperature": "0.1"}, "temperature must be a number"),
+        (
+            GOOD,
+            LABELS,
+            {"temperature": torch.tensor(-0.5)},
+            "temperature must be a finite number of at least 1e-06, not",
+        ),
+        (GOOD, LABELS, {"temperature": torch.zeros(1)}, "temperature must be a finite number"),
+        (GOOD, LABELS, {"temperature": torch.tensor(float("nan"))}, "temperature must be a finite number"),
         (GOOD.numpy(), LABELS, {}, "features must be a tensor, not ndarray"),
         (GOOD, LABELS.tolist(), {}, "labels must be a tensor, not list"),
         (GOOD, LABELS, {"alpha": -1.0}, "alpha must be a finite number of at least 0"),
@@ -172,6 +193,14 @@ def test_wrong_input_is_refused_in_a_sentence(features: Any, labels: Any, option
     with pytest.raises(UsageError, match=words) as caught:
         selfcon.get_method("selfcon").loss(features, labels, **options)
     assert caught.value.exit_code == 64
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler
+def test_where_nothing_is_checked_a_wrong_temperature_is_nan() -> None:
+    compiled = torch.compile(selfcon.get_method("selfcon").loss, backend="eager")
+    for temperature in (-0.1, 0.0, 0.1):
+        loss = compiled(GOOD, LABELS, temperature=torch.tensor(temperature))
+        assert loss.isnan() == (temperature <= 0)
 
 
 @pytest.mark.parametrize("name", CONTRASTIVE)
@@ -215,7 +244,10 @@ def test_a_method_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert selfcon.get_method("mine") is mine
     assert methods.describe_added("selfcon") is None
     assert methods.describe_added("mine")["terms"][0]["anchors"] == "F"  # type: ignore[index]
-    for taken in ("mine", "selfcon", "selfcon-mu-released"):
+    other = replace(mine, views=2)
+    assert selfcon.add_method(other) is selfcon.get_method("mine")  # as a cell of a notebook does that is run again
+    assert methods.describe_added("mine")["views"] == 2  # type: ignore[index]
+    for taken in ("selfcon", "selfcon-mu-released"):
         with pytest.raises(UsageError, match=f"There is a method '{taken}' already"):
             selfcon.add_method(replace(mine, name=taken))
 

@@ -131,45 +131,58 @@ def _member(kind, BITS: tl.constexpr):
 
 
 @triton.jit
-def _add(total, largest, exponents, STABLE: tl.constexpr):
-    """A tile's share of the denominators: as sums of powers, beside a running maximum where that is needed."""
+def _add(total, largest, distance, cosines, exponents, STABLE: tl.constexpr, DISTANCES: tl.constexpr):
+    """A tile's share of the denominators: as sums of powers, beside a running maximum where that is needed.
+
+    With `DISTANCES`, also of the same sums with each power times 1 - cosine: exact where features are nearly equal.
+    """
     if STABLE:
-        total += tl.sum(tl.exp2(exponents), axis=1)
+        powers = tl.exp2(exponents)
     else:
         new = tl.maximum(largest, tl.max(exponents, axis=1))
         anchor = tl.where(new == float("-inf"), 0.0, new)  # nothing yet
-        total = total * tl.exp2(largest - anchor) + tl.sum(tl.exp2(exponents - anchor[:, None]), axis=1)
+        before = tl.exp2(largest - anchor)
+        total = total * before
+        distance = distance * before
+        powers = tl.exp2(exponents - anchor[:, None])
         largest = new
-    return total, largest
+    total += tl.sum(powers, axis=1)
+    if DISTANCES:
+        distance += tl.sum(powers * (1.0 - cosines), axis=1)
+    return total, largest, distance
 
 
 @triton.jit
-def _add_mixed(total, largest, pulled, count, cosines, exponents, same, other, kind,
-               POSITIVES: tl.constexpr, NEGATIVES: tl.constexpr, STABLE: tl.constexpr):  # fmt: skip
+def _add_mixed(
+    total, largest, distance, pulled, count, cosines, exponents, same, other, kind,
+    POSITIVES: tl.constexpr, NEGATIVES: tl.constexpr, STABLE: tl.constexpr, DISTANCES: tl.constexpr,
+):  # fmt: skip
     positive = same & _member(kind, POSITIVES)[None, :]
     within = positive | (other & _member(kind, NEGATIVES)[None, :])
-    total, largest = _add(total, largest, tl.where(within, exponents, float("-inf")), STABLE)
+    exponents = tl.where(within, exponents, float("-inf"))
+    total, largest, distance = _add(total, largest, distance, cosines, exponents, STABLE, DISTANCES)
     pulled += tl.sum(tl.where(positive, cosines, 0.0), axis=1)
     count += tl.sum(positive.to(tl.int32), axis=1)
-    return total, largest, pulled, count
+    return total, largest, distance, pulled, count
 
 
 @triton.jit
-def _add_plain(total, largest, exponents, columns, kinds, NEGATIVES: tl.constexpr, STABLE: tl.constexpr):
+def _add_plain(total, largest, distance, cosines, exponents, columns, kinds,
+               NEGATIVES: tl.constexpr, STABLE: tl.constexpr, DISTANCES: tl.constexpr):  # fmt: skip
     if NEGATIVES != 3:
         member = _member(tl.load(kinds + columns), NEGATIVES)
         exponents = tl.where(member[None, :], exponents, float("-inf"))
-    return _add(total, largest, exponents, STABLE)
+    return _add(total, largest, distance, cosines, exponents, STABLE, DISTANCES)
 
 
 @triton.jit(do_not_specialize=["first", "rows", "features"])
 def statistics(
     z, row_features, row_scales, row_groups, row_order,
     features_of, scales, groups, kinds, order,
-    begins, ends, tau, log_denominator, attraction, positives, first, rows, features,
+    begins, ends, tau, log_denominator, attraction, positives, distances, first, rows, features,
     DIMENSION: tl.constexpr, WIDE: tl.constexpr,
     POSITIVES_0: tl.constexpr, NEGATIVES_0: tl.constexpr, POSITIVES_1: tl.constexpr, NEGATIVES_1: tl.constexpr,
-    TERMS: tl.constexpr, STABLE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    TERMS: tl.constexpr, STABLE: tl.constexpr, DISTANCES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
     row = block * ROWS + tl.arange(0, ROWS)
@@ -181,7 +194,8 @@ def statistics(
     shift = 0.0
     if STABLE:
         shift = over_tau
-    factor = tl.load(row_scales + row, mask=there, other=0.0) * over_tau
+    scale_row = tl.load(row_scales + row, mask=there, other=0.0)
+    factor = scale_row * over_tau
     last = tl.minimum(block * ROWS + ROWS, rows) - 1
     begin, behind, full, plain, mixed = _count_tiles(
         tl.load(begins + block * ROWS), tl.load(ends + last), features, COLUMNS
@@ -189,10 +203,12 @@ def statistics(
 
     total_0 = tl.zeros((ROWS,), tl.float32)
     largest_0 = tl.full((ROWS,), float("-inf"), tl.float32)
+    distance_0 = tl.zeros((ROWS,), tl.float32)
     pulled_0 = tl.zeros((ROWS,), tl.float32)
     count_0 = tl.zeros((ROWS,), tl.int32)
     total_1 = tl.zeros((ROWS,), tl.float32)
     largest_1 = tl.full((ROWS,), float("-inf"), tl.float32)
+    distance_1 = tl.zeros((ROWS,), tl.float32)
     pulled_1 = tl.zeros((ROWS,), tl.float32)
     count_1 = tl.zeros((ROWS,), tl.int32)
 
@@ -201,9 +217,14 @@ def statistics(
         h_column = tl.load(features_of + column.to(tl.int64)[None, :] * WIDE + d[:, None])
         products = tl.dot(h_row, h_column) * tl.load(scales + column)[None, :]
         exponents = products * factor[:, None] - shift
-        total_0, largest_0 = _add_plain(total_0, largest_0, exponents, column, kinds, NEGATIVES_0, STABLE)
+        cosines = products * scale_row[:, None]
+        total_0, largest_0, distance_0 = _add_plain(
+            total_0, largest_0, distance_0, cosines, exponents, column, kinds, NEGATIVES_0, STABLE, DISTANCES
+        )
         if TERMS == 2:
-            total_1, largest_1 = _add_plain(total_1, largest_1, exponents, column, kinds, NEGATIVES_1, STABLE)
+            total_1, largest_1, distance_1 = _add_plain(
+                total_1, largest_1, distance_1, cosines, exponents, column, kinds, NEGATIVES_1, STABLE, DISTANCES
+            )
 
     # Errors of many negatives level out; those of the few positives would be seen in the loss.
     group_row = tl.load(row_groups + row, mask=there, other=0)
@@ -220,14 +241,14 @@ def statistics(
         apart = place[:, None] != place_column[None, :]
         same = (group_row[:, None] == group[None, :]) & inside[None, :] & apart
         other = (group_row[:, None] != group[None, :]) & inside[None, :]
-        total_0, largest_0, pulled_0, count_0 = _add_mixed(
-            total_0, largest_0, pulled_0, count_0, cosines, exponents, same, other, kind,
-            POSITIVES_0, NEGATIVES_0, STABLE,
+        total_0, largest_0, distance_0, pulled_0, count_0 = _add_mixed(
+            total_0, largest_0, distance_0, pulled_0, count_0, cosines, exponents, same, other, kind,
+            POSITIVES_0, NEGATIVES_0, STABLE, DISTANCES,
         )  # fmt: skip
         if TERMS == 2:
-            total_1, largest_1, pulled_1, count_1 = _add_mixed(
-                total_1, largest_1, pulled_1, count_1, cosines, exponents, same, other, kind,
-                POSITIVES_1, NEGATIVES_1, STABLE,
+            total_1, largest_1, distance_1, pulled_1, count_1 = _add_mixed(
+                total_1, largest_1, distance_1, pulled_1, count_1, cosines, exponents, same, other, kind,
+                POSITIVES_1, NEGATIVES_1, STABLE, DISTANCES,
             )  # fmt: skip
 
     target = place - first
@@ -237,10 +258,14 @@ def statistics(
     tl.store(log_denominator + target, (largest_0 + tl.log2(total_0)) * _LN2, mask=there)
     tl.store(attraction + target, pulled_0, mask=there)
     tl.store(positives + target, count_0.to(tl.int64), mask=there)
+    if DISTANCES:
+        tl.store(distances + target, distance_0 / total_0, mask=there)
     if TERMS == 2:
         tl.store(log_denominator + rows + target, (largest_1 + tl.log2(total_1)) * _LN2, mask=there)
         tl.store(attraction + rows + target, pulled_1, mask=there)
         tl.store(positives + rows + target, count_1.to(tl.int64), mask=there)
+        if DISTANCES:
+            tl.store(distances + rows + target, distance_1 / total_1, mask=there)
 
 
 @triton.jit

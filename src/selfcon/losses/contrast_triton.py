@@ -16,7 +16,7 @@ import triton
 from torch import Tensor
 
 from selfcon.losses import contrast_kernels, pairwise
-from selfcon.losses.pairwise import Pairs
+from selfcon.losses.pairwise import Pairs, Statistics
 from selfcon.losses.sets import Contrast, Exits, Term
 
 LARGEST_DIMENSION = 512
@@ -32,12 +32,12 @@ def term_sums(contrast: Contrast, terms: Sequence[Term], temperature: float | Te
 class Kernels:
     """The engine."""
 
-    def statistics(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
-        sets = _encode(pairs.terms)
-        found: tuple[Tensor, Tensor, Tensor] = _statistics_op(
-            pairs.z, pairs.groups, pairs.exits, pairs.tau, sets, pairs.own.start, pairs.own.stop, pairs.stable
-        )
-        return found
+    def statistics(self, pairs: Pairs) -> Statistics:
+        log_denominator, attraction, positives, distance = _statistics_op(
+            pairs.z, pairs.groups, pairs.exits, pairs.tau, _encode(pairs.terms),
+            pairs.own.start, pairs.own.stop, pairs.stable, pairs.distances,
+        )  # fmt: skip
+        return Statistics(log_denominator, attraction, positives, distance if pairs.distances else None)
 
     def gradient(self, pairs: Pairs, log_denominator: Tensor, pull: Tensor, push: Tensor) -> Tensor:
         gradient: Tensor = _gradient_op(
@@ -132,8 +132,16 @@ def _sort(
 
 @torch.library.custom_op("selfcon::contrast_statistics", mutates_args=())
 def _statistics_op(
-    z: Tensor, groups: Tensor, exits: Tensor, tau: Tensor, sets: Sequence[int], first: int, stop: int, stable: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+    z: Tensor,
+    groups: Tensor,
+    exits: Tensor,
+    tau: Tensor,
+    sets: Sequence[int],
+    first: int,
+    stop: int,
+    stable: bool,
+    distances: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     z = z.contiguous()
     columns = _sort(z, groups, exits)
     rows = columns
@@ -143,25 +151,36 @@ def _statistics_op(
     log_denominator = torch.empty(terms, count, device=z.device)
     attraction = torch.empty(terms, count, device=z.device)
     positives = torch.empty(terms, count, dtype=torch.int64, device=z.device)
+    found = torch.empty(terms if distances else 0, count, device=z.device)
     shape = _shape(z.shape[1], len(z), z.device)
     assert shape is not None  # `fits` was asked before
     contrast_kernels.statistics[triton.cdiv(count, shape["ROWS"]),](
         z, rows.features, rows.scales, rows.groups, rows.order,
         columns.features, columns.scales, columns.groups, columns.kinds, columns.order,
-        rows.begins, rows.ends, tau, log_denominator, attraction, positives, first, count, len(z),
+        rows.begins, rows.ends, tau, log_denominator, attraction, positives, found, first, count, len(z),
         DIMENSION=z.shape[1], WIDE=_wide(z.shape[1]),
-        POSITIVES_0=sets[0], NEGATIVES_0=sets[1], POSITIVES_1=sets[2], NEGATIVES_1=sets[3], TERMS=terms, STABLE=stable,
+        POSITIVES_0=sets[0], NEGATIVES_0=sets[1], POSITIVES_1=sets[2], NEGATIVES_1=sets[3],
+        TERMS=terms, STABLE=stable, DISTANCES=distances,
         **shape,
     )  # fmt: skip
-    return log_denominator, attraction, positives
+    return log_denominator, attraction, positives, found
 
 
 @_statistics_op.register_fake
 def _(
-    z: Tensor, groups: Tensor, exits: Tensor, tau: Tensor, sets: Sequence[int], first: int, stop: int, stable: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    shape = (2 if sets[2] else 1, stop - first)
-    return z.new_empty(shape), z.new_empty(shape), z.new_empty(shape, dtype=torch.int64)
+    z: Tensor,
+    groups: Tensor,
+    exits: Tensor,
+    tau: Tensor,
+    sets: Sequence[int],
+    first: int,
+    stop: int,
+    stable: bool,
+    distances: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    terms, count = 2 if sets[2] else 1, stop - first
+    numbers, distance = z.new_empty(terms, count), z.new_empty(terms if distances else 0, count)
+    return numbers, torch.empty_like(numbers), torch.empty_like(numbers, dtype=torch.int64), distance
 
 
 @torch.library.custom_op("selfcon::contrast_gradient", mutates_args=())

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from selfcon.described import describe
 from selfcon.errors import UsageError, unknown_name
 from selfcon.losses.one_stage import OneStage, logits_loss
+from selfcon.losses.parts import check_fields, with_own_parts
 from selfcon.losses.sets import Term
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-    from selfcon.losses.objective import Gather, Tally
+    from selfcon.losses.objective import Gather, Memory, Tally
 
 
 class NetworkOutput(Protocol):
@@ -79,12 +80,14 @@ class Method:
         gather: Gather = None,
         process_group: ProcessGroup | None = None,
         tally: Tally | None = None,
+        memory: Memory | None = None,
     ) -> Tensor:
         """The contrastive loss of features [B, V, E, D] and labels [B], a scalar.
 
-        `selfcon.losses.contrastive_loss` says what the options do. Methods of the backbone alone look at exit 0 only.
+        `selfcon.losses.contrastive_loss` says what the options do. Methods of the backbone alone look at exit 0 only,
+        of `memory`, too.
         """
-        from selfcon.losses.objective import check_features, contrastive_loss
+        from selfcon.losses.objective import check_features, check_memory, contrastive_loss
 
         if self.one_stage is not None:
             raise UsageError(
@@ -98,9 +101,13 @@ class Method:
                 f"{self.name} contrasts {self.views} view{'s' * (self.views > 1)} of each sample, and features of the "
                 f"shape {list(features.shape)} hold {features.shape[1]} (their shape is [B, V, E, D])."
             )
+        labels = labels if self.uses_labels else None
+        if memory is not None and not self.uses_exits:
+            remembered, known = check_memory(memory, features, labels)
+            memory = remembered[:, :1], known
         return contrastive_loss(
             features if self.uses_exits else features[:, :, :1],
-            labels if self.uses_labels else None,
+            labels,
             self.terms,
             temperature=temperature,
             alpha=alpha,
@@ -110,6 +117,7 @@ class Method:
             process_group=process_group,
             tally=tally,
             views_apart=self.views_apart,
+            memory=memory,
         )
 
     def loss_from_output(
@@ -176,11 +184,14 @@ def get_method(name: str) -> Method:
 def add_method(method: Method) -> Method:
     """Make a method known by its name, so that `--method` and `selfcon.fit` take it in this process.
 
-    A run remembers what the method was, and is not gone on with by another one of the same name.
+    Modules in its fields (`nn.Module`) are trained with the network and kept in checkpoints; each run begins with them
+    as they are now. A run remembers what the method was, and is not gone on with by another one of the same name. One
+    that was added before is replaced.
     """
-    if method.name in _METHODS or method.name in _RELEASED:
+    if (method.name in _METHODS and method.name not in _ADDED) or method.name in _RELEASED:
         raise UsageError(f"There is a method {method.name!r} already: choose another name.")
-    _METHODS[method.name] = method
+    check_fields(method)
+    _METHODS[method.name] = with_own_parts(method)
     _ADDED[method.name] = describe(method)
     return method
 

@@ -7,57 +7,97 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from selfcon.errors import UsageError
 from selfcon.losses.methods import get_method
-from selfcon.losses.objective import Tally, check_features, contrastive_loss
+from selfcon.losses.objective import Memory, Tally, check_features, contrastive_loss
+from selfcon.losses.temperature import LEAST, LearnedTemperature, check_number
 
 
 class SelfConLoss(nn.Module):
     """Eq. 2 over K features of each sample, of whatever views and exits: each is contrasted with every other.
 
-    Positives of a feature are all others of its label; with `labels=None` those of its sample, which is SimCLR for two
-    views. There is no hidden scale: `base_temperature=0.07` gives that of SupContrast and of the paper's code. Features
-    are normalised inside.
+    Positives of a feature are all others of its label (-1 is a class like any other); with `labels=None` those of its
+    sample, which is SimCLR for two views. There is no hidden scale: `base_temperature=0.07` gives that of SupContrast
+    and of the paper's code. Features are normalised inside.
+
+    With `learn_temperature` the temperature is where learning begins: its logarithm is a parameter of this module, for
+    your optimiser (without weight decay), and `loss.temperature()` tells what it has become.
     """
 
     def __init__(
         self,
-        temperature: float = 0.1,
-        *,
+        temperature: float | Tensor = 0.1,
+        *theirs: object,
         base_temperature: float | None = None,
+        learn_temperature: bool = False,
         implementation: str = "auto",
         gather: bool | None = None,
         process_group: ProcessGroup | None = None,
+        contrast_mode: object = None,
     ) -> None:
         super().__init__()
-        self.temperature = temperature
+        if theirs or contrast_mode is not None:  # SupContrast's are temperature, contrast_mode, base_temperature
+            raise UsageError(
+                f"Every feature is an anchor here, as with SupContrast's contrast_mode='all': leave that out and name "
+                f"the rest, as in {type(self).__name__}(temperature=0.07, base_temperature=0.07)."
+            )
+        if not isinstance(temperature, Tensor):
+            temperature = check_number("temperature", temperature, least=LEAST)
+        self.temperature: float | Tensor | LearnedTemperature
+        self.temperature = LearnedTemperature(float(temperature)) if learn_temperature else temperature
         self.base_temperature = base_temperature
         self.implementation = implementation
         self.gather = gather
         self.process_group = process_group
 
-    def forward(self, features: Tensor, labels: Tensor | None = None, *, tally: Tally | None = None) -> Tensor:
-        """The loss of features [B, K, D] and labels [B], a scalar."""
+    def forward(
+        self,
+        features: Tensor,
+        labels: Tensor | None = None,
+        mask: object = None,
+        *,
+        tally: Tally | None = None,
+        memory: Memory | None = None,
+    ) -> Tensor:
+        """The loss of features [B, K, D] and labels [B], a scalar.
+
+        `memory`, features [M, D] or [M, K, D] and their labels [M], is contrasted with, too, but they are no anchors
+        and get no gradient. A `mask` is not taken.
+        """
+        if mask is not None:
+            raise UsageError("A mask is not taken: labels=mask.argmax(1) says the same of one that is made of classes.")
         check_features(features, "BKD")
-        if labels is not None and labels.ndim == 2 and labels.shape[1] == 1:
+        if isinstance(labels, Tensor) and labels.ndim == 2 and labels.shape[1] == 1:
             labels = labels[:, 0]
+        temperature = self.temperature() if isinstance(self.temperature, LearnedTemperature) else self.temperature
         return contrastive_loss(
             features[:, None],
             labels,
             get_method("selfcon").terms,
-            temperature=self.temperature,
+            temperature=temperature,
             base_temperature=self.base_temperature,
             implementation=self.implementation,
             gather=self.gather,
             process_group=self.process_group,
             tally=tally,
+            memory=memory,
         )
 
     if TYPE_CHECKING:  # nn.Module's own returns Any
 
-        def __call__(self, features: Tensor, labels: Tensor | None = None, *, tally: Tally | None = None) -> Tensor: ...
+        def __call__(
+            self,
+            features: Tensor,
+            labels: Tensor | None = None,
+            mask: object = None,
+            *,
+            tally: Tally | None = None,
+            memory: Memory | None = None,
+        ) -> Tensor: ...
 
     def extra_repr(self) -> str:
-        return f"temperature={self.temperature}, base_temperature={self.base_temperature}"
+        told = "" if isinstance(self.temperature, nn.Module) else f"temperature={self.temperature}, "
+        return f"{told}base_temperature={self.base_temperature}"
 
 
 class SupConLoss(SelfConLoss):

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 import torch.distributed as dist
@@ -21,14 +21,15 @@ from selfcon.errors import NonFiniteError, SelfconWarning, UsageError, unknown_n
 from selfcon.losses import dense, ring, tiled
 from selfcon.losses.gather import count_rows, gather_rows, own_rows, world_size
 from selfcon.losses.sets import Contrast, Term
+from selfcon.losses.temperature import LEAST, check_number, check_temperature
 
+Memory = tuple[Tensor, Tensor | None]
 Implementation = Callable[[Contrast, Sequence[Term], float | Tensor], tuple[Tensor, Tensor]]
 IMPLEMENTATIONS = ("dense", "tiled", "triton")
 Gather = bool | Literal["ring"] | None
 
 _AXES = {"B": "samples", "V": "views", "E": "exits", "K": "features of each", "D": "dimensions"}
 _DENSE_UP_TO, _DENSE_UP_TO_ON_GPU = 4096, 2048  # features
-_LEAST_TEMPERATURE = 1e-6  # far below any use, far above where float32 overflows
 _SHORTEST = {
     torch.float64: torch.finfo(torch.float64).tiny ** 0.5,
     torch.float16: torch.finfo(torch.float16).tiny,  # below it float16 loses digits, and its gradient would overflow
@@ -44,10 +45,22 @@ class Tally:
 
     _counts: dict[str, Tensor] = field(default_factory=dict)
 
+    @classmethod
+    def on(cls, device: torch.device) -> Self:
+        """One that counts in the same tensors from the start, for calls that are compiled or recorded."""
+        names = ("anchors", "left_out", "empty_batches", "non_finite")
+        return cls({name: torch.zeros((), dtype=torch.int64, device=device) for name in names})
+
+    def count(self, name: str) -> Tensor:
+        """The tensor that is counted in, of a tally that has one."""
+        return self._counts[name]
+
     def add(self, **counts: Tensor) -> None:
         for name, count in counts.items():
-            total = self._counts.get(name)
-            self._counts[name] = count.detach().clone() if total is None else total.add_(count.detach())
+            if name in self._counts:
+                self._counts[name].add_(count.detach())
+            else:
+                self._counts[name] = count.detach().clone()
 
     def _read(self, name: str) -> int:
         return int(self._counts[name]) if name in self._counts else 0
@@ -86,6 +99,7 @@ def contrastive_loss(
     process_group: dist.ProcessGroup | None = None,
     tally: Tally | None = None,
     views_apart: bool = False,
+    memory: Memory | None = None,
 ) -> Tensor:
     """The weighted sum of `terms` over features [B, V, E, D], as a scalar of at least float32.
 
@@ -94,20 +108,22 @@ def contrastive_loss(
     wherever a process group is) the features of all processes are contrasted, and the mean over processes of this loss
     and of its gradient are those of one process with the whole batch; `gather="ring"` passes blocks of features around,
     so that no process holds all of them. With `views_apart`, and without labels, each view
-    is a class of its own.
+    is a class of its own. A label is the name of a class and nothing more: -1 is one, too.
+
+    `memory`, features [M, D] or [M, E, D] and their labels [M], are further features to contrast with, of earlier
+    batches for one: normalised likewise, positives and negatives by their labels, but no anchors, and without gradient.
+    Features [M, D] count as the backbone's. Without labels (None, or those of a method that uses none) they are
+    negatives of everyone. Each process contrasts its own anchors with its own memory, whatever `gather` says; where all
+    hold the same, the loss is still that of one process.
     """
-    if isinstance(temperature, Tensor):
-        if temperature.numel() != 1 or not temperature.is_floating_point():
-            raise UsageError("A temperature that is a tensor must be one floating-point number.")
-        temperature = temperature.reshape(())
-    else:
-        _check_number("temperature", temperature, least=_LEAST_TEMPERATURE)
-    _check_number("alpha", alpha, least=0)
+    temperature, alpha = check_temperature(temperature), check_number("alpha", alpha, least=0)
     if base_temperature is not None:
-        _check_number("base_temperature", base_temperature, least=_LEAST_TEMPERATURE)
+        base_temperature = check_number("base_temperature", base_temperature, least=LEAST)
     check_features(features, "BVED")
     if labels is not None:
         check_labels(labels, len(features), features.device)
+    if memory is not None:
+        memory = check_memory(memory, features, labels)
     with torch.autocast(features.device.type, enabled=False):
         world = world_size(process_group) if gather is not False else 1
         if gather is True and world == 1 and not (dist.is_available() and dist.is_initialized()):
@@ -121,6 +137,8 @@ def contrastive_loss(
         )
         if world == 1 or gather != "ring":  # in a ring nobody sees all features, and none may leave the others waiting
             _check_finite(contrast.features, a_sample=features.shape[1] * features.shape[2])
+        if memory is not None:
+            contrast = _remember(contrast, memory, alone=world == 1)
         if world > 1 and gather == "ring":
             if labels is None:  # samples of other processes must not be taken for ours
                 before = sum(count_rows(contrast.features, process_group)[: dist.get_rank(process_group)])
@@ -186,16 +204,38 @@ def raised(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
-def check_labels(labels: Tensor, samples: int, device: torch.device) -> None:
+def check_labels(labels: Tensor, samples: int, device: torch.device, *, what: str = "labels") -> None:
     """Refuse labels that are not one integer a sample on the device of the features."""
     if not isinstance(labels, Tensor):
-        raise UsageError(f"labels must be a tensor, not {type(labels).__name__}.")
+        raise UsageError(f"{what} must be a tensor, not {type(labels).__name__}.")
     if labels.shape != (samples,):
-        raise UsageError(f"labels must have the shape [{samples}], one for each sample, not {list(labels.shape)}.")
+        raise UsageError(f"{what} must have the shape [{samples}], one for each sample, not {list(labels.shape)}.")
     if labels.is_floating_point() or labels.is_complex():
-        raise UsageError(f"labels must be integers, not {labels.dtype}.")
+        raise UsageError(f"{what} must be integers, not {labels.dtype}.")
     if labels.device != device:
-        raise UsageError(f"labels are on {labels.device} and features on {device}: move them to the same device.")
+        raise UsageError(f"{what} are on {labels.device} and features on {device}: move them to the same device.")
+
+
+def check_memory(memory: Memory, features: Tensor, labels: Tensor | None) -> Memory:
+    """Remembered features as [M, E, D] beside features that end in D, and their labels where those have some."""
+    if not isinstance(memory, tuple | list) or len(memory) != 2:
+        raise UsageError("memory must be two things, features [M, D] or [M, E, D] and their labels [M] or None.")
+    remembered, known = memory
+    dim = features.shape[-1]
+    if not isinstance(remembered, Tensor) or remembered.ndim not in (2, 3) or remembered.shape[-1] != dim:
+        shape = list(remembered.shape) if isinstance(remembered, Tensor) else type(remembered).__name__
+        raise UsageError(f"features of memory must be a tensor of the shape [M, {dim}] or [M, E, {dim}], not {shape}.")
+    if not remembered.is_floating_point():
+        raise UsageError(f"features of memory must be floating point, not {remembered.dtype}.")
+    if remembered.device != features.device:
+        raise UsageError(
+            f"memory is on {remembered.device} and features on {features.device}: move them to the same device."
+        )
+    if labels is not None:
+        if known is None:
+            raise UsageError("memory needs labels where the features have some.")
+        check_labels(known, len(remembered), features.device, what="labels of memory")
+    return remembered if remembered.ndim == 3 else remembered[:, None], None if labels is None else known
 
 
 def _contrast(
@@ -224,12 +264,30 @@ def _contrast(
     )
 
 
+def _remember(contrast: Contrast, memory: Memory, *, alone: bool) -> Contrast:
+    """The same anchors among further features."""
+    z_MED, labels = normalise(memory[0].detach()).to(contrast.features.dtype), memory[1]
+    rows, exits, dim = z_MED.shape
+    z, groups = z_MED.reshape(-1, dim), contrast.groups
+    if alone:  # of several processes, none may be alone in raising
+        _check_finite(z, exits, what="features of memory")
+    # Without labels groups are numbered from 0 on, so that -1 is nobody's.
+    theirs = groups.new_full((rows,), -1) if labels is None else labels
+    return replace(
+        contrast,
+        features=torch.cat([contrast.features, z]),
+        groups=torch.cat([groups, theirs.repeat_interleave(exits)]),
+        exits=torch.cat([contrast.exits, torch.arange(exits, device=z.device).repeat(rows)]),
+    )
+
+
 def check_features(features: Tensor, shape: str) -> None:
     """Refuse what is not a floating-point tensor with these axes, none of them empty."""
     if not isinstance(features, Tensor):
         raise UsageError(f"features must be a tensor, not {type(features).__name__}.")
     if features.ndim != len(shape) or 0 in features.shape:
         axes, words = ", ".join(shape), ", ".join(_AXES[axis] for axis in shape)
+        words += "; one feature each is features[:, None]" if shape == "BKD" and features.ndim == 2 else ""
         raise UsageError(
             f"features must have the shape [{axes}] ({words}) with no part empty, not {list(features.shape)}."
         )
@@ -237,14 +295,7 @@ def check_features(features: Tensor, shape: str) -> None:
         raise UsageError(f"features must be floating point, not {features.dtype}.")
 
 
-def _check_number(name: str, value: float, *, least: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UsageError(f"{name} must be a number, not {value!r}.")
-    if not math.isfinite(value) or value < least:
-        raise UsageError(f"{name} must be a finite number of at least {least}, not {value}.")
-
-
-def _check_finite(z_ND: Tensor, a_sample: int) -> None:
+def _check_finite(z_ND: Tensor, a_sample: int, what: str = "features") -> None:
     # On a GPU the answer would make the host wait in every step; there a tally counts instead. These are the features
     # of all processes, so that all of them stop and none is left waiting for the others.
     if z_ND.device.type != "cpu" or torch.compiler.is_compiling():
@@ -253,7 +304,7 @@ def _check_finite(z_ND: Tensor, a_sample: int) -> None:
     if len(bad_rows):
         bad_samples = (bad_rows // a_sample).unique().tolist()
         raise NonFiniteError(
-            f"features hold NaN or infinity in {len(bad_samples)} of {len(z_ND) // a_sample} samples "
+            f"{what} hold NaN or infinity in {len(bad_samples)} of {len(z_ND) // a_sample} samples "
             f"(first: sample {bad_samples[0]})."
         )
 

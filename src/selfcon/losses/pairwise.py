@@ -5,8 +5,11 @@ For a term with valid anchors i, p_ij the softmax of i's similarities over its d
     sum_i L_i = sum_i [ lse_i - sum_{j in P_i} s_ij / |P_i| ],      s_ij = z_i.z_j / tau
     d/dz = (G + G') Z / tau,      G_ij = c_i (p_ij - [j in P_i] / |P_i|)
 
+    d/dtau = sum_i c_i (mean over P_i of z_i.z_j - sum_j p_ij z_i.z_j) / tau^2
+
 with c_i the gradient that comes from above. Since z.(d/dz) summed over all features is 2/tau times the sum of
-G_ij z_i.z_j, the gradient of the temperature follows without another pass.
+G_ij z_i.z_j, the gradient of the temperature follows from d/dz without another pass. Where features are nearly equal it
+is a small difference of large sums, so that an engine of little precision gives the mean of 1 - z_i.z_j over p_ij.
 
 An engine computes the statistics and the gradient: `tiled` in plain PyTorch, `contrast_triton` as GPU kernels.
 n anchors of this process, N features of all, D their dimension, T terms.
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -36,14 +39,22 @@ class Pairs:
     terms: tuple[Term, ...]
     tau: Tensor  # []
     stable: bool  # whether similarities are far enough from overflow that a constant can stand for their maximum
+    distances: bool = False  # whether the temperature needs a gradient
+
+
+class Statistics(NamedTuple):
+    """What is known of each term and anchor, [T, n]."""
+
+    log_denominator: Tensor
+    attraction: Tensor  # sum of z_i.z_j over positives
+    positives: Tensor  # their number
+    distance: Tensor | None = None  # mean of 1 - z_i.z_j over p_ij, of engines whose gradient is not exact enough
 
 
 class Engine(Protocol):
     """How the pairs are gone through."""
 
-    def statistics(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
-        """For each term and anchor: log of the denominator, sum of z_i.z_j over positives, their number; all [T, n]."""
-        ...
+    def statistics(self, pairs: Pairs) -> Statistics: ...
 
     def gradient(self, pairs: Pairs, log_denominator: Tensor, pull: Tensor, push: Tensor) -> Tensor:
         """[N, D]: (G + G') Z / tau with G_ij = pull_i p_ij - push_i [j in P_i]; the three arguments are [T, n]."""
@@ -60,7 +71,9 @@ def term_sums(
     else:
         # exp((s - 1) / tau) must not vanish for s = -1, nor its inverse times a weight overflow, in float32
         tau, stable = torch.full((), temperature, dtype=z.dtype, device=z.device), temperature >= 0.03
-    pairs = Pairs(z, contrast.groups, contrast.exits, contrast.own, tuple(terms), tau, stable)
+    pairs = Pairs(
+        z, contrast.groups, contrast.exits, contrast.own, tuple(terms), tau, stable, distances=tau.requires_grad
+    )
     sums: Tensor
     counts: Tensor
     sums, counts = _Objective.apply(z, tau, pairs, engine)
@@ -71,16 +84,19 @@ def add_up(  # noqa: PLR0917 - all of a forward pass
     ctx: Any,
     z: Tensor,
     tau: Tensor,
-    statistics: tuple[Tensor, Tensor, Tensor],
+    found: Statistics,
     exits: Tensor,
     terms: Sequence[Term],
 ) -> tuple[Tensor, Tensor]:
     """The end of a forward pass: sums of losses and numbers of valid anchors by term, and what backward needs."""
-    log_denominator, attraction, positives = statistics
+    positives = found.positives
     valid = torch.stack([belongs(exits, term.anchors) for term in terms]) & (positives > 0)
-    losses = log_denominator - attraction / (positives.clamp(min=1) * tau)
+    losses = found.log_denominator - found.attraction / (positives.clamp(min=1) * tau)
     # An anchor that does not count gets a denominator without bounds, and so no share of anything.
-    ctx.save_for_backward(z, tau, torch.where(valid, log_denominator, torch.inf), positives, valid)
+    kept = [z, tau, torch.where(valid, found.log_denominator, torch.inf), positives, valid]
+    if found.distance is not None:  # how much farther its denominator is from an anchor than its positives
+        kept.append(torch.where(valid, found.distance - 1 + found.attraction / positives.clamp(min=1), 0))
+    ctx.save_for_backward(*kept)
     counts = valid.sum(1)
     ctx.mark_non_differentiable(counts)
     return torch.where(valid, losses, 0).sum(1), counts
@@ -89,16 +105,16 @@ def add_up(  # noqa: PLR0917 - all of a forward pass
 class _Objective(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, tau: Tensor, pairs: Pairs, engine: Engine) -> tuple[Tensor, Tensor]:
-        log_denominator, attraction, positives = engine.statistics(pairs)
         ctx.pairs, ctx.engine = pairs, engine
-        found = (log_denominator, attraction, positives)
-        return add_up(ctx, z, tau, found, pairs.exits[pairs.own], pairs.terms)
+        return add_up(ctx, z, tau, engine.statistics(pairs), pairs.exits[pairs.own], pairs.terms)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, above: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        z, tau, log_denominator, positives, valid = ctx.saved_tensors
+        z, tau, log_denominator, positives, valid, *farther = ctx.saved_tensors
         pull = above[:, None] * valid
         gradient = ctx.engine.gradient(ctx.pairs, log_denominator, pull, pull / positives.clamp(min=1))
-        of_tau = -(z * gradient).sum() / (2 * tau) if ctx.needs_input_grad[1] else None
+        if not ctx.needs_input_grad[1]:
+            return gradient, None, None, None
+        of_tau = (pull * farther[0]).sum() / tau**2 if farther else -(z * gradient).sum() / (2 * tau)
         return gradient, of_tau, None, None

@@ -6,6 +6,7 @@ with the number of processes. A second round brings each block's gradient home.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from selfcon.losses.gather import count_rows
-from selfcon.losses.pairwise import add_up
+from selfcon.losses.pairwise import Statistics, add_up
 from selfcon.losses.sets import Contrast, Term
 from selfcon.losses.tiled import Rectangle, Side
 
@@ -26,7 +27,10 @@ def term_sums(
     temperature: float | Tensor,
     process_group: dist.ProcessGroup | None,
 ) -> tuple[Tensor, Tensor]:
-    """As `dense.term_sums`, for a contrast that holds the features of this process alone."""
+    """As `dense.term_sums`, for a contrast that holds the features of this process alone, anchors first.
+
+    What comes behind those is remembered, and does not go around.
+    """
     z = contrast.features
     tau = (
         temperature.to(z)
@@ -49,36 +53,44 @@ class _Ring(torch.autograd.Function):
         terms: tuple[Term, ...],
         process_group: dist.ProcessGroup | None,
     ) -> tuple[Tensor, Tensor]:
-        own = Side(z, contrast.groups, contrast.exits)
-        sizes = count_rows(z, process_group)
-        log_denominator = z.new_full((len(terms), len(z)), -torch.inf)
-        attraction = z.new_zeros(len(terms), len(z))
-        positives = torch.zeros(len(terms), len(z), dtype=torch.int64, device=z.device)
-        for _, block, itself in _go_round(own, sizes, process_group, None):
+        own, remembered = _sides(z, contrast)
+        sizes = count_rows(own.z, process_group)
+        log_denominator = z.new_full((len(terms), len(own.z)), -torch.inf)
+        attraction = z.new_zeros(len(terms), len(own.z))
+        positives = torch.zeros(len(terms), len(own.z), dtype=torch.int64, device=z.device)
+        blocks = _go_round(own, sizes, process_group, None)
+        for _, block, itself in itertools.chain([(z, remembered, False)], blocks):
             found = Rectangle(own, block, 0 if itself else None, terms, tau).statistics()
-            log_denominator = torch.logaddexp(log_denominator, found[0])
-            attraction += found[1]
-            positives += found[2]
+            log_denominator = torch.logaddexp(log_denominator, found.log_denominator)
+            attraction += found.attraction
+            positives += found.positives
         ctx.contrast, ctx.terms, ctx.sizes, ctx.process_group = contrast, terms, sizes, process_group
-        return add_up(ctx, z, tau, (log_denominator, attraction, positives), own.exits, terms)
+        return add_up(ctx, z, tau, Statistics(log_denominator, attraction, positives), own.exits, terms)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, above: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         z, tau, log_denominator, positives, valid = ctx.saved_tensors
-        own = Side(z, ctx.contrast.groups, ctx.contrast.exits)
+        own, remembered = _sides(z, ctx.contrast)
         pull = above[:, None] * valid
         push = pull / positives.clamp(min=1)
-        gradient = torch.zeros_like(z)
+        gradient = torch.zeros_like(own.z)
         pulled = z.new_zeros(())  # sum of z_i . (G Z)_i / tau: what the temperature's gradient needs of this process
-        home = torch.zeros_like(z)
-        for carried, block, itself in _go_round(own, ctx.sizes, ctx.process_group, home):
+        home, nowhere = torch.zeros_like(own.z), torch.zeros_like(remembered.z)
+        blocks = _go_round(own, ctx.sizes, ctx.process_group, home)
+        for carried, block, itself in itertools.chain([(nowhere, remembered, False)], blocks):
             rectangle = Rectangle(own, block, 0 if itself else None, ctx.terms, tau)
             of_rows, of_block = rectangle.gradient(log_denominator, pull, push)
             gradient += of_rows
-            pulled += (z * of_rows).sum()
+            pulled += (own.z * of_rows).sum()
             carried.add_(of_block)
-        return gradient + home, -pulled / tau, None, None, None
+        return torch.cat([gradient + home, nowhere]), -pulled / tau, None, None, None
+
+
+def _sides(z: Tensor, contrast: Contrast) -> tuple[Side, Side]:
+    """The anchors of this process, and what it remembers."""
+    everything = Side(z, contrast.groups, contrast.exits)
+    return everything.part(contrast.own), everything.part(slice(contrast.own.stop, None))
 
 
 def _go_round(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from selfcon.losses import pairwise
-from selfcon.losses.pairwise import Pairs
+from selfcon.losses.pairwise import Pairs, Statistics
 from selfcon.losses.sets import Contrast, Term, belongs
 
 SIDE = 2048
@@ -47,7 +47,7 @@ class Rectangle:
     tau: Tensor
     side: int = SIDE
 
-    def statistics(self) -> tuple[Tensor, Tensor, Tensor]:
+    def statistics(self) -> Statistics:
         """As `pairwise.Engine.statistics`, over these columns."""
         n, terms, z = len(self.rows.z), len(self.terms), self.rows.z
         log_denominator = z.new_full((terms, n), -torch.inf)
@@ -61,7 +61,7 @@ class Rectangle:
                 log_denominator[number, here] = torch.logaddexp(log_denominator[number, here], new)
                 attraction[number, here] += torch.where(positive, cosines, 0).sum(1)
                 positives[number, here] += positive.sum(1)
-        return log_denominator, attraction, positives
+        return Statistics(log_denominator, attraction, positives)
 
     def gradient(self, log_denominator: Tensor, pull: Tensor, push: Tensor) -> tuple[Tensor, Tensor]:
         """G Z / tau for the rows, G' Z / tau for the columns; see `pairwise.Engine.gradient`."""
@@ -101,7 +101,7 @@ class Tiles:
     def __init__(self, side: int = SIDE) -> None:
         self.side = side
 
-    def statistics(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
+    def statistics(self, pairs: Pairs) -> Statistics:
         return self._rectangle(pairs).statistics()
 
     def gradient(self, pairs: Pairs, log_denominator: Tensor, pull: Tensor, push: Tensor) -> Tensor:
