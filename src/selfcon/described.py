@@ -20,8 +20,10 @@ def describe(method: Any) -> dict[str, Any]:
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The names of what is not the same in two descriptions."""
-    return ", ".join(sorted(key for key in {*before, *now} if before.get(key) != now.get(key)))
+    """The names of what is not the same in two descriptions, and how tensors can be made so."""
+    changed = sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
+    drawn = any(isinstance(now.get(key), dict) and "tensors" in now[key] for key in changed)
+    return ", ".join(changed) + ("; what a script draws is the same again after torch.manual_seed(0)" if drawn else "")
 
 
 def package_of(what: Any) -> str:

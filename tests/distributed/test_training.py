@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 
+import selfcon
 from selfcon.config import make_settings
+from selfcon.losses import Term, methods
 from selfcon.losses.gather import join_rows
 from selfcon.networks.sync_norm import synchronise
 from selfcon.training.distributed import World
@@ -118,6 +121,70 @@ def test_the_first_twenty_steps_on_the_digits(tmp_path: Path) -> None:
     assert len(one) == 20
     assert torch.equal(samples, same)
     torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-5)
+
+
+class Kept(nn.Module):
+    last: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proxies = nn.Linear(128, 10, bias=False)
+        self.register_buffer("last", torch.ones(1, 128))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proxies(selfcon.Method):
+    """A proxy of each class and a feature of the last batch beside SupCon-S."""
+
+    kept: Kept
+
+    def loss(self, features: Tensor, labels: Tensor | None = None, **options: Any) -> Tensor:
+        assert labels is not None
+        z, normalise = features[:, 0, 0], nn.functional.normalize
+        near = normalise(z) @ normalise(self.kept.proxies.weight).T
+        contrast = super().loss(features, labels, **options, memory=(self.kept.last, torch.zeros_like(labels[:1])))
+        with torch.no_grad():
+            self.kept.last.copy_(z[:1])  # which differ: those of the first process count
+        return nn.functional.cross_entropy(near, labels) + contrast
+
+
+def train_proxies(rank: int, size: int, folder: str, pieces: int | None) -> None:
+    if size > 1:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous{pieces}", rank=rank, world_size=size)
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)  # each process draws its own: those of the first count
+    terms = (Term("F", "F", "F"),)
+    selfcon.add_method(Proxies(name="proxies", paper="", uses_exits=False, terms=terms, kept=Kept()))
+    given = {"data": "digits", "width": 0.125, "batch_size": 16, "lr": 0.05, "norm": "group", "method": "proxies"}
+    given |= {"precision": "fp64", "optim.name": "sgd", "micro_batch": pieces}
+    world, device = World(rank, size), torch.device("cpu")
+    stage = make_pretraining(prepare(make_settings(given), device, world), lambda *_: None)
+    trainer = Trainer(stage, device)
+    for step, batch in enumerate(itertools.islice(stage.batches(0, 0), 5)):
+        trainer.update(batch.images, batch.labels, step)
+    left_out = world.total(stage.counts["anchors_left_out"])
+    world.level(stage.module)
+    torch.save((stage.module.state_dict(), left_out), f"{folder}/{size}-{pieces}-{rank}.pt")
+    if size > 1:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("pieces", [None, 4])
+def test_modules_of_a_method_are_trained_as_by_one_process(
+    pieces: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("selfcon.losses.methods._METHODS", dict(methods._METHODS))
+    monkeypatch.setattr("selfcon.losses.methods._ADDED", {})
+    train_proxies(0, 1, str(tmp_path), pieces)
+    spawn(train_proxies, (2, str(tmp_path), pieces), nprocs=2)
+    (one, left_out), *both = (
+        torch.load(tmp_path / f"{name}.pt") for name in (f"1-{pieces}-0", *(f"2-{pieces}-{n}" for n in "01"))
+    )
+    assert left_out > 0
+    for two, theirs in both:
+        assert theirs == left_out
+        for name, value in one.items():
+            torch.testing.assert_close(two[name], value, rtol=1e-8, atol=1e-9, msg=name)
 
 
 def train_and_save(rank: int, size: int, folder: str) -> None:

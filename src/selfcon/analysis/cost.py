@@ -16,6 +16,7 @@ import torch
 from selfcon.errors import UsageError
 from selfcon.evaluation.cost import count_multiply_adds, zero_image
 from selfcon.losses.methods import Method, get_method
+from selfcon.losses.parts import with_own_parts
 from selfcon.networks.exits import Exit
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.registry import create_model
@@ -64,6 +65,7 @@ def measure(
     if steps < 1:
         raise UsageError(f"At least 1 step must be timed, not {steps}.")
     device, chosen = torch.device(device), get_method(method)
+    chosen = with_own_parts(chosen, device)
     leaves = tuple(exits) if chosen.uses_exits else ()
     more: dict[str, Any] = {"num_classes": _CLASSES, **(network or {})}
     classes = int(more["num_classes"])

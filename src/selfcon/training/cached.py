@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,18 +32,20 @@ def cached_loss(
     views: int,
     piece: int,
     shares: tuple[int, int] | None = None,
+    beside: Sequence[Tensor] = (),
 ) -> Tensor:
     """`loss(net(images))` for images [V·B, 3, S, S], no more than `piece` samples in the network at a time.
 
     `shares` are the samples of the processes that have fewest and most of them, since all must cut theirs into as many
     pieces: layers may look at those of the others. (Where pieces are of one sample and shares differ, one is of two.)
+    `beside` are tensors that the loss is to be differentiated by, too.
     """
     samples = len(images) // views
     parts = list(cut_pieces(samples, piece, shares or (samples, samples)))
     if len(parts) <= 1:
         return loss(net(images))
     hook = torch.zeros((), device=images.device, requires_grad=True)  # so that autograd asks for the gradient
-    value: Tensor = _Cached.apply(hook, net, images, loss, views, parts)
+    value: Tensor = _Cached.apply(hook, net, images, loss, views, parts, *beside)
     return value
 
 
@@ -58,7 +60,14 @@ def cut_pieces(samples: int, piece: int, shares: tuple[int, int]) -> Iterator[sl
 class _Cached(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: PLR0917 - autograd passes them by position
-        ctx: Any, hook: Tensor, net: MultiExitNetwork, images: Tensor, loss: Loss, views: int, parts: list[slice]
+        ctx: Any,
+        hook: Tensor,
+        net: MultiExitNetwork,
+        images: Tensor,
+        loss: Loss,
+        views: int,
+        parts: list[slice],
+        *beside: Tensor,
     ) -> Tensor:
         buffers = [buffer.clone() for buffer in net.buffers()]
         states, outputs = [], []
@@ -74,15 +83,15 @@ class _Cached(torch.autograd.Function):
         leaves = {key: raised(value.detach()).requires_grad_() for key, value in joined.items()}
         with torch.enable_grad():
             value = loss(_unflat(leaves))
-        gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+        gradients = torch.autograd.grad(value, [*leaves.values(), *beside], allow_unused=True)
         ctx.net, ctx.images, ctx.views, ctx.parts, ctx.states = net, images, views, parts, states
-        ctx.gradients = dict(zip(keys, gradients, strict=True))
+        ctx.gradients, ctx.beside = dict(zip(keys, gradients, strict=False)), gradients[len(keys) :]
         ctx.autocast = torch.is_autocast_enabled(images.device.type), torch.get_autocast_dtype(images.device.type)
         return value.detach()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, above: Tensor) -> tuple[None, ...]:
+    def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
         enabled, dtype = ctx.autocast
         device = ctx.images.device
         for part, state in zip(ctx.parts, ctx.states, strict=True):
@@ -95,7 +104,7 @@ class _Cached(torch.autograd.Function):
             wanted = [key for key in output if ctx.gradients[key] is not None and output[key].requires_grad]
             gradients = [(above * _cut(ctx.gradients[key], part, ctx.views)).to(output[key].dtype) for key in wanted]
             torch.autograd.backward([output[key] for key in wanted], gradients)
-        return (None,) * 6
+        return *(None,) * 6, *(None if each is None else above * each for each in ctx.beside)
 
 
 def _cut(stacked: Tensor, part: slice, views: int) -> Tensor:

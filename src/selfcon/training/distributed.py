@@ -72,13 +72,17 @@ class World(Part):
         dist.all_reduce(least, op=dist.ReduceOp.MIN)
         return least > 0
 
-    def mean(self, value: Tensor) -> Tensor:
-        """The mean over all processes."""
+    def total(self, value: Tensor) -> Tensor:
+        """The sum over all processes."""
         if self.size == 1:
             return value
         value = value.clone()
         dist.all_reduce(value)
-        return value / self.size
+        return value
+
+    def mean(self, value: Tensor) -> Tensor:
+        """The mean over all processes."""
+        return value if self.size == 1 else self.total(value) / self.size
 
     def collect(self, tensor: Tensor, device: torch.device) -> list[Tensor]:
         """The tensors of all processes, of one shape, in main memory."""

@@ -24,9 +24,11 @@ from selfcon.config import Section, Settings, differences, make_settings, read_l
 from selfcon.errors import DataError, InputMissingError, StorageError, UnsafeError, UsageError
 from selfcon.training.files import as_bytes, is_leftover, refuse_link, write_whole
 
+OF_SCRIPTS = ("method.json", "network.json", "policy.json", "probe-policy.json")
+"""What tells a method, a network or a policy that a script added from another of its name."""
 _WRITTEN = (
     *("config.yaml", "environment.json", "metrics.jsonl", "model.safetensors", "model.json", "results.json"),
-    *("data.json", "method.json", "network.json", "evidence.json", "report.html"),
+    *("data.json", *OF_SCRIPTS, "evidence.json", "report.html"),
     *("checkpoints", "encoders", "tensorboard", "wandb", "wandb-id"),
     *(
         "calibration.json",
@@ -188,8 +190,7 @@ def _never_began(path: Path) -> bool:
         "config.yaml",
         "environment.json",
         "data.json",
-        "method.json",
-        "network.json",
+        *OF_SCRIPTS,
     }
 
 

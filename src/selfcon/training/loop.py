@@ -231,6 +231,8 @@ class _Worker:
             "loss": float(self.stage.world.mean(self.trainer.loss_sum)) / max(self.samples_of_epoch, 1),
             "lr": self.trainer.rate.at(self.step_number - 1),
         }
+        totals = {name: int(self.stage.world.total(count)) for name, count in self.stage.counts.items()}
+        line |= {name: total for name, total in totals.items() if total}
         self._level()
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=torch.backends.cudnn.allow_tf32):  # no search for it
             line |= self.stage.measure(self.epoch, self.trainer.result)
@@ -239,7 +241,8 @@ class _Worker:
         self.metrics.append(line)
         self.run.write_metrics(self.metrics)
         self.epoch, self.batch = self.epoch + 1, 0
-        self.trainer.loss_sum.zero_()
+        for count in (self.trainer.loss_sum, *self.stage.counts.values()):
+            count.zero_()
         return line
 
     def save(self) -> None:
@@ -247,6 +250,7 @@ class _Worker:
         with self._naming_the_checkpoint():
             trainer.check()
         loss_sum = self.stage.world.mean(trainer.loss_sum)
+        counts = {f"counts.{name}": self.stage.world.total(count) for name, count in self.stage.counts.items()}
         random = self._random_states()
         if not self.stage.world.is_main:
             return
@@ -259,7 +263,7 @@ class _Worker:
             for key, value in values.items()
             if isinstance(value, Tensor)
         }
-        tensors |= random
+        tensors |= random | counts
         tensors["loss_of_images"] = loss_sum
         facts = {
             "stage": self.stage.name,
@@ -292,6 +296,8 @@ class _Worker:
             trainer.loss_sum.copy_(tensors["loss_of_images"])
         else:  # earlier versions kept a sum over batches, which are full before the last of an epoch
             trainer.loss_sum.copy_(tensors["loss_sum"] * self.stage.batch_size)
+        for name, total in _below(tensors, "counts.").items():
+            self.stage.counts[name].copy_(total if self.stage.world.is_main else torch.zeros_like(total))
         self.epoch, self.batch, trainer.skipped = facts["epoch"], facts["batch"], facts["skipped"]
         self.metrics += facts["metrics"]
         self.seconds_before, self.peak_before = facts["seconds"], facts["peak_memory_bytes"]

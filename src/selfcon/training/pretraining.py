@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,6 +18,9 @@ from selfcon.errors import SelfconWarning
 from selfcon.evaluation import knn
 from selfcon.evaluation.accuracy import evaluating
 from selfcon.losses.methods import Method
+from selfcon.losses.objective import Tally
+from selfcon.losses.parts import find_parts, with_own_parts
+from selfcon.losses.temperature import LearnedTemperature
 from selfcon.networks.multi_exit import MultiExitNetwork, Output
 from selfcon.training.cached import cached_loss, uses_batch_norm
 from selfcon.training.distributed import World
@@ -26,19 +28,15 @@ from selfcon.training.loop import memory_format
 from selfcon.training.trainer import Stage
 
 
-class LearnedTemperature(nn.Module):
-    """A network and the logarithm of the temperature of its loss, trained together."""
+class Trained(nn.Module):
+    """A network and what is trained with it for the sake of the loss: a temperature, modules of the method."""
 
-    def __init__(self, net: MultiExitNetwork, temperature: float) -> None:
+    def __init__(self, net: MultiExitNetwork, temperature: LearnedTemperature | None, parts: list[nn.Module]) -> None:
         super().__init__()
         self.net = net
-        device = next(net.parameters()).device
-        self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature), device=device))
-        self.log_temperature.no_decay = True  # type: ignore[attr-defined]
-
-    @property
-    def temperature(self) -> Tensor:
-        return self.log_temperature.exp()
+        if temperature is not None:  # by the name that it has in checkpoints
+            self.log_temperature = temperature.log_temperature
+        self.parts = nn.ModuleList(parts)
 
 
 class Pretraining(Stage):
@@ -60,16 +58,24 @@ class Pretraining(Stage):
         self.world = world
         self.name = "pretrain" if method.stages == 2 else "train"
         self.net = net
+        device = next(net.parameters()).device
         self._learned: LearnedTemperature | None = None
         if settings.loss.learn_temperature:
-            self._learned = LearnedTemperature(net, settings.loss.temperature)
-        self.module = self._learned or net
+            self._learned = LearnedTemperature(settings.loss.temperature, device)
+        self._method = with_own_parts(method, device, net.dtype)
+        parts = list(find_parts(self._method).values())
+        self.module = Trained(net, self._learned, parts) if parts or self._learned is not None else net
+        self._parts = nn.ModuleList(parts)
+        if parts and world.size > 1:  # a script may have drawn others in every process
+            self._parts.load_state_dict(world.broadcast(self._parts.state_dict(), device))
+        self._tally = Tally.on(device)
+        self.counts = {"anchors_left_out": self._tally.count("left_out")}
         self.epochs, self.batch_size, self.samples = settings.epochs, settings.batch_size, len(train)
         self.lr, self.optim, self.schedule = settings.learning_rate, settings.optim, settings.schedule
         self.precision, self.ema, self.seed = settings.precision, settings.ema, settings.seed
         self._train, self._held_out = train, held_out
         self._balanced = settings.sampler == "balanced"
-        self._method, self._settings, self._policy, self._size = method, settings, policy, size
+        self._settings, self._policy, self._size = settings, policy, size
         self._keep_encoder = keep_encoder
         if settings.watch.knn_every:
             self._watched = self._choose_watched()
@@ -100,7 +106,7 @@ class Pretraining(Stage):
         settings, views = self._settings, self._method.views
         loss_of = partial(
             self._method.loss_from_output,
-            temperature=settings.loss.temperature if self._learned is None else self._learned.temperature,
+            temperature=settings.loss.temperature if self._learned is None else self._learned(),
             alpha=settings.loss.alpha,
             base_temperature=settings.loss.base_temperature,
             implementation=settings.loss.implementation,
@@ -112,18 +118,28 @@ class Pretraining(Stage):
             )
 
             def loss(output: Output) -> Tensor:
-                return share * loss_of(output, labels) + (1 - share) * loss_of(output, others)
+                whole = loss_of(output, labels, tally=self._tally)  # an anchor is counted once
+                return share * whole + (1 - share) * loss_of(output, others)
         else:
 
             def loss(output: Output) -> Tensor:
-                return loss_of(output, labels)
+                return loss_of(output, labels, tally=self._tally)
 
         images = images.to(self.net.dtype).contiguous(memory_format=memory_format(images.device))
         if settings.micro_batch is None:
             return loss(self.net(images))
         samples, world = len(labels), self.world  # a full share says nothing: those of others may be smaller by one
         shares = -world.most(-samples, labels.device), world.most(samples, labels.device)
-        return cached_loss(self.net, images, loss, views=views, piece=settings.micro_batch, shares=shares)
+        world.level(self._parts)  # as DistributedDataParallel does it, which is not asked here
+        return cached_loss(
+            self.net,
+            images,
+            loss,
+            views=views,
+            piece=settings.micro_batch,
+            shares=shares,
+            beside=[each for each in self._parts.parameters() if each.requires_grad],
+        )
 
     def loss_of_nothing(self) -> float:
         """What the loss of a full batch is where all features are equal, so that nothing is told apart."""
@@ -143,14 +159,14 @@ class Pretraining(Stage):
         )
 
     def measure(self, epoch: int, module: nn.Module) -> dict[str, float]:
-        found = {} if self._learned is None else {"temperature": float(self._learned.temperature.detach())}
+        found = {} if self._learned is None else {"temperature": float(self._learned().detach())}
         every = self._settings.watch.knn_every
         if not every or ((epoch + 1) % every and epoch + 1 != self.epochs):
             return found
         return {**found, "knn": self._knn(module)}
 
     def unwrap(self, module: nn.Module) -> nn.Module:
-        return module.net if isinstance(module, LearnedTemperature) else module
+        return module.net if isinstance(module, Trained) else module
 
     def keep(self, epoch: int, module: nn.Module) -> None:
         if epoch + 1 in self._settings.keep_epochs:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,7 @@ class Stage(ABC):
     seed: int = 0
     recordable: bool = True  # whether a step can be compiled and recorded on a GPU
     world: World = ALONE
+    counts: Mapping[str, Tensor] = {}  # whole numbers that its loss adds up over an epoch, on the device
     step: Tensor  # number of the update under way, on the device, for losses that draw; its trainer sets it
 
     @property

@@ -21,6 +21,7 @@ from selfcon.data.resident import make_resident
 from selfcon.data.source import ArrayImages, Source
 from selfcon.data.views import IMPLEMENTATIONS, Look, make_views
 from selfcon.losses.methods import get_method
+from selfcon.losses.parts import with_own_parts
 from selfcon.paper.recipes import load_recipe
 from selfcon.progress import say
 from selfcon.training.trainer import Stage, Trainer
@@ -227,7 +228,7 @@ class Bench:
         data = make_resident(self._source.train, device=device)
         return Task(
             settings=self._settings(method),
-            method=get_method(method),
+            method=with_own_parts(get_method(method), device),
             source=self._source,
             train=data,
             val=None,

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from selfcon.config import Settings
 from selfcon.errors import MemoryShortageError, SelfconError, is_shortage
 from selfcon.losses.methods import get_method
+from selfcon.losses.parts import with_own_parts
 from selfcon.memory import free_memory
 from selfcon.networks.exits import parse_exits
 from selfcon.networks.registry import create_model
@@ -70,7 +71,7 @@ class Estimator:
 
         Without `timed` no seconds, and no more memory than a few samples take.
         """
-        method = get_method(settings.method)
+        method = with_own_parts(get_method(settings.method), self.device)
         size = settings.image_size or 32
         network = (
             settings.model,

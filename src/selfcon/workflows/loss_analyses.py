@@ -16,6 +16,7 @@ from selfcon.config import make_settings
 from selfcon.data.policies import Policy
 from selfcon.errors import DataError, UsageError
 from selfcon.losses.methods import Method, get_method
+from selfcon.losses.parts import find_parts
 from selfcon.report import figures
 from selfcon.report.canvas import Picture
 from selfcon.report.plots import spread
@@ -164,6 +165,10 @@ def _contrastive(name: str) -> Method:
     method = get_method(name)
     if method.stages == 1:
         raise UsageError(f"{name} is not contrastive; this analysis is about losses that contrast.")
+    if parts := find_parts(method):
+        raise UsageError(
+            f"{name} is not itself without {', '.join(parts)}, which a run keeps in its checkpoints alone."
+        )
     return method
 
 

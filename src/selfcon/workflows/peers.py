@@ -21,6 +21,7 @@ from torchvision import transforms
 from selfcon.config import Settings
 from selfcon.data.source import Images
 from selfcon.losses.methods import get_method
+from selfcon.losses.parts import with_own_parts
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.progress import say
 
@@ -54,7 +55,7 @@ def train_as_released(
     net: MultiExitNetwork, images: Images, settings: Settings, *, device: torch.device, workers: int, steps: int
 ) -> tuple[float, float]:
     """Images a second of whole steps with their data, and of the network and loss alone."""
-    method = get_method(settings.method)
+    method = with_own_parts(get_method(settings.method), device)
     batch_size = min(settings.batch_size, len(images))  # as ours: fewer images than a batch are one
     loader = DataLoader(
         _Pictures(images, _transform(settings.image_size or 32), method.views),

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from selfcon.config import Settings
+from selfcon.data.policies import describe_added_policy
 from selfcon.data.streamed import Streamed
 from selfcon.described import differing
 from selfcon.errors import UsageError
@@ -226,12 +227,15 @@ def _check_stop(world: World, stop: Stop, device: torch.device) -> None:
 
 
 def _check_same_code(run: RunFolder, settings: Settings) -> None:
-    """A method or a network that a script added is more than its name."""
-    for kind, name, now in (
-        ("method", settings.method, describe_added(settings.method)),
-        ("network", settings.model, describe_network(settings.model, settings.model_options)),
+    """A method, a network or a policy that a script added is more than its name."""
+    policy, of_probe = settings.augment.policy, settings.probe.augment.policy
+    for file, kind, name, now in (
+        ("method", "method", settings.method, describe_added(settings.method)),
+        ("network", "network", settings.model, describe_network(settings.model, settings.model_options)),
+        ("policy", "policy", policy, describe_added_policy(policy)),
+        ("probe-policy", "probe's policy", of_probe, describe_added_policy(of_probe)),
     ):
-        before = run.read_json(f"{kind}.json")
+        before = run.read_json(f"{file}.json")
         if now is None or before == now:
             continue
         if before is not None:
@@ -239,7 +243,7 @@ def _check_same_code(run: RunFolder, settings: Settings) -> None:
                 f"The {kind} {name} is not the one that {run.path} began with ({differing(before, now)}): "
                 f"choose another --out, or start anew with --overwrite."
             )
-        run.write(f"{kind}.json", json.dumps(now, indent=1) + "\n")
+        run.write(f"{file}.json", json.dumps(now, indent=1) + "\n")
 
 
 def _check_same_data(task: Task, run: RunFolder) -> None:

@@ -94,7 +94,7 @@ def _fill(run: RunFolder, before: RunFolder, name: str, encoder: Checkpoint) -> 
     """Take the encoder over, which comes last, so that whoever has it has the rest; or see that it is there already."""
     there = checkpoints.read_newest(run.checkpoints / "pretrain")
     if there is None:
-        for each in ("data.json", "method.json", "network.json"):
+        for each in ("data.json", "method.json", "network.json", "policy.json"):
             if (known := before.read_json(each)) is not None:
                 run.write(each, json.dumps(known, indent=1) + "\n")
         run.write_metrics([line for line in before.read_metrics() if line["stage"] == "pretrain"])

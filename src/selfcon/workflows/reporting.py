@@ -18,6 +18,7 @@ from selfcon.paper.exhibits import get_exhibit, identify, list_exhibits
 from selfcon.progress import say
 from selfcon.report.page import RunPage, Section, Table, render
 from selfcon.training.files import write_whole
+from selfcon.training.folder import OF_SCRIPTS
 
 Result = dict[str, Any]
 _ACCURACIES = ("backbone", "exit", "ensemble")
@@ -105,7 +106,7 @@ def read_page(folder: Path) -> RunPage:
         evidence=_read(folder / "evidence.json") or None,
         paper=_find_paper(settings, list(result.get("accuracy") or {})),
         sections=_find_sections(folder),
-        added=_read(folder / "method.json"),
+        added={name: known for name in OF_SCRIPTS if (known := _read(folder / name))},
     )
     try:
         _try(page)
