@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from selfcon.losses import Term
 from tests.cli.calling import call
 
 ROOT = Path(__file__).parents[1]
-METHOD, LOSS, NETWORK, DATA, ANALYSIS, LAST = re.findall(
+METHOD, LOSS, PROXIES, NETWORK, DATA, ANALYSIS, LAST = re.findall(
     r"```python\n(.*?)```", (ROOT / "docs" / "guides" / "research.md").read_text(), flags=re.DOTALL
 )
 
@@ -37,7 +38,7 @@ def use(place: Path, *words: str) -> str:
 
 
 def test_each_takes_less_than_thirty_lines() -> None:
-    for block in (METHOD, LOSS, NETWORK, DATA, ANALYSIS):
+    for block in (METHOD, LOSS, PROXIES, NETWORK, DATA, ANALYSIS):
         assert len([line for line in block.splitlines() if line.strip()]) < 30
 
 
@@ -61,6 +62,17 @@ def test_a_loss_is_what_its_run_began_with(tmp_path: Path) -> None:
         assert ("(margin)" if change == "margin=0.3" else "(code)") in done.stderr
 
 
+def test_proxies_are_learnt_and_known_again(tmp_path: Path) -> None:
+    script = tmp_path / "proxies.py"
+    script.write_text(PROXIES)
+    first = run(tmp_path, "proxies.py")
+    assert "top1" in first
+    assert run(tmp_path, "proxies.py") == first
+    script.write_text(PROXIES.replace("manual_seed(0)", "manual_seed(1)"))
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "began with (proxies; what a script draws is the same again after torch.manual_seed(0))" in done.stderr
+
+
 def test_a_network_and_a_data_set_with_all_verbs(tmp_path: Path) -> None:
     shown = DATA.split("if __name__")[0]
     (tmp_path / "mine.py").write_text(NETWORK + "\n\n" + shown + "\n\n" + LAST)
@@ -77,6 +89,19 @@ def test_names_that_are_taken() -> None:
         selfcon.add_method(selfcon.Method(name="selfcon", paper="", uses_exits=True, terms=(Term("F", "F", "F"),)))
     with pytest.raises(UsageError, match="a data set 'digits' already"):
         selfcon.data.add_source("digits", lambda root: Source("x", ("a", "b"), *[_nothing()] * 2))
+
+
+def test_a_data_set_that_is_added_again_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfcon.data.sources._ADDED", {})
+    labels = np.arange(4) % 2
+    for name in ("before", "after"):  # as a cell of a notebook does that is run again
+        images = ArrayImages(np.zeros((4, 4, 4, 3), np.uint8), labels, name)
+        selfcon.data.add_source("flat", partial(_make_source, images))
+    assert selfcon.data.load("flat").train is images
+
+
+def _make_source(images: ArrayImages, root: Path) -> Source:
+    return Source("flat", ("a", "b"), images, images)
 
 
 def _nothing() -> ArrayImages:

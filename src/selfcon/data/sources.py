@@ -38,8 +38,11 @@ _ADDED: dict[str, Callable[[Path], Source]] = {}
 
 
 def add_source(name: str, loader: Callable[[Path], Source]) -> None:
-    """Make a data set known by a name, so that `--data` takes it in this process; `loader` is given `--data-root`."""
-    if name in list_sources():
+    """Make a data set known by a name, so that `--data` takes it in this process; `loader` is given `--data-root`.
+
+    One that was added before is replaced.
+    """
+    if name in list_sources() and name not in _ADDED:
         raise UsageError(f"There is a data set {name!r} already: choose another name.")
     _ADDED[name] = loader
 
