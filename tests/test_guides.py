@@ -20,7 +20,7 @@ from selfcon.losses import Term
 from tests.cli.calling import call
 
 ROOT = Path(__file__).parents[1]
-METHOD, LOSS, PROXIES, NETWORK, DATA, ANALYSIS, LAST = re.findall(
+METHOD, LOSS, PROXIES, NETWORK, DATA, AUGMENTATION, ANALYSIS, LAST = re.findall(
     r"```python\n(.*?)```", (ROOT / "docs" / "guides" / "research.md").read_text(), flags=re.DOTALL
 )
 
@@ -38,7 +38,7 @@ def use(place: Path, *words: str) -> str:
 
 
 def test_each_takes_less_than_thirty_lines() -> None:
-    for block in (METHOD, LOSS, PROXIES, NETWORK, DATA, ANALYSIS):
+    for block in (METHOD, LOSS, PROXIES, NETWORK, DATA, AUGMENTATION, ANALYSIS):
         assert len([line for line in block.splitlines() if line.strip()]) < 30
 
 
@@ -71,6 +71,18 @@ def test_proxies_are_learnt_and_known_again(tmp_path: Path) -> None:
     script.write_text(PROXIES.replace("manual_seed(0)", "manual_seed(1)"))
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "began with (proxies; what a script draws is the same again after torch.manual_seed(0))" in done.stderr
+
+
+def test_an_augmentation_is_what_its_run_began_with(tmp_path: Path) -> None:
+    script = tmp_path / "augmentation.py"
+    script.write_text(AUGMENTATION)
+    first = run(tmp_path, "augmentation.py")
+    assert "top1" in first
+    assert run(tmp_path, "augmentation.py") == first
+    for change, told in {"hue=0.2": "(hue)", "[:, 0] < 0.5": "(then)"}.items():  # a field, and the code of the step
+        script.write_text(AUGMENTATION.replace(change, change.replace("0.2", "0.3").replace("0.5", "0.6")))
+        done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert f"The policy erasing is not the one that runs/erasing began with {told}" in done.stderr
 
 
 def test_a_network_and_a_data_set_with_all_verbs(tmp_path: Path) -> None:
