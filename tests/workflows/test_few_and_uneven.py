@@ -68,5 +68,5 @@ def test_timms_weights_when_they_are_there(tmp_path: Path, monkeypatch: pytest.M
     assert torch.equal(net.encoder.get_parameter("conv1.weight"), theirs.state_dict()["conv1.weight"])
     assert "weights" in task.fingerprints()
     small = collect_settings(None, {"data": data, "weights": "timm", "batch_size": 32})
-    with pytest.raises(UsageError, match="other shapes"):
+    with pytest.raises(UsageError, match=r"wants \[64, 3, 3, 3\]: --stem large would fit"):
         prepare(small, torch.device("cpu")).build_network(classifiers=False)

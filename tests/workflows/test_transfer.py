@@ -33,7 +33,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(0)
     for split, count in (("train", 30), ("test", 12)):
         for index in range(count):
-            wave = np.sin(np.arange(32) * (0.8 if index % 2 else 1.0) + rng.uniform(0, 6))
+            wave = np.sin(np.arange(32) * (0.5 if index % 2 else 1.0) + rng.uniform(0, 6))
             pixels = (128 + 60 * wave[:, None, None] + rng.normal(0, 60, (32, 32, 3))).clip(0, 255).astype(np.uint8)
             path = folder / "waves" / split / f"class{index % 2}" / f"{index}.png"
             path.parent.mkdir(parents=True, exist_ok=True)

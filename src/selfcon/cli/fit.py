@@ -2,7 +2,6 @@
 
 example: selfcon fit                                     (handwritten digits, about a minute)
          selfcon fit --data birds --image-size 64 --epochs 100 --val-fraction 0.1 --out runs/birds
-         selfcon fit --seed 0,1,2 --out runs/three          (three runs, in runs/three/seed-0 and so on)
 The same command again goes on where it was stopped.
 """
 
