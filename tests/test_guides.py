@@ -83,6 +83,9 @@ def test_an_augmentation_is_what_its_run_began_with(tmp_path: Path) -> None:
         script.write_text(AUGMENTATION.replace(change, change.replace("0.2", "0.3").replace("0.5", "0.6")))
         done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert f"The policy erasing is not the one that runs/erasing began with {told}" in done.stderr
+    alone = call("probe", "runs/erasing", "--out", "again", cwd=tmp_path)
+    assert alone.returncode == 66
+    assert "The policy erasing of runs/erasing was added by a script" in alone.stderr
 
 
 def test_a_network_and_a_data_set_with_all_verbs(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from selfcon.config import PROBE_NAMES, Settings, flatten, make_settings
-from selfcon.errors import InputMissingError, UsageError, name_some
+from selfcon.data.policies import POLICIES
+from selfcon.errors import InputMissingError, UsageError, added_elsewhere, name_some
 from selfcon.losses.methods import standing_in
 from selfcon.networks.added import check_there
 from selfcon.training import checkpoint as checkpoints
@@ -107,6 +108,8 @@ def _fill(run: RunFolder, before: RunFolder, name: str, encoder: Checkpoint) -> 
 
 def _check_pretrained(run: RunFolder, settings: Settings) -> None:
     check_there(settings.model, run.read_json("network.json"), run.path)
+    if (policy := settings.augment.policy) not in POLICIES and run.read_json("policy.json") is not None:
+        raise added_elsewhere("policy", policy, run.path)
     if check_settings(settings).stages == 1:
         raise UsageError(f"{run.path} was trained in one stage: its classifiers are trained already.")
     epochs = sum(line["stage"] == "pretrain" for line in run.read_metrics())
