@@ -38,18 +38,18 @@ def test_runs_side_by_side_do_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_several_seeds_are_runs_beside_each_other(place: Path) -> None:
     command = [*COMMAND, "--epochs", "1", "--out", "runs"]
-    done = run(*command, "--seed", "3,5", "--json", cwd=place)
+    done = call(*command, "--seed", "3,5", "--json", cwd=place)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert [each["seed"] for each in told["runs"]] == [3, 5]
     assert told["seeds"][0]["seeds"] == 2
     assert (place / "runs" / "report.html").exists()
-    again = run(*command, "--seed", "3,5", cwd=place)
+    again = call(*command, "--seed", "3,5", cwd=place)
     assert again.stdout.count("is done already") == 2
     assert "±" in again.stdout
-    alone = run(*command[:-1], "alone", "--seed", "5", "--json", cwd=place)
+    alone = call(*command[:-1], "alone", "--seed", "5", "--json", cwd=place)
     assert json.loads(alone.stdout)["accuracy"]["ensemble"]["top1"] == told["runs"][1]["ensemble"]
-    wrong = run(*command, "--seed", "3,-1", cwd=place)
+    wrong = call(*command, "--seed", "3,-1", cwd=place)
     assert (wrong.returncode, "seed" in wrong.stderr) == (64, True)
 
 
