@@ -24,7 +24,7 @@ from tests.deploy.serving import serving
 import selfcon
 
 PICTURES = ROOT / "docs" / "pictures"
-METHODS = ("ce", "supcon", "supcon-s", "selfcon", "selfcon-m")
+METHODS = {"ce": 500, "supcon": 1000, "supcon-s": 1000, "selfcon": 1000, "selfcon-m": 1000}
 _TERMINAL = """<!doctype html><meta charset="utf-8"><style>
 body {{ margin: 0; padding: 18px 22px; background: #16181d; color: #d7dae0; }}
 body {{ font: 14px/1.45 ui-monospace, "DejaVu Sans Mono", monospace; }}
@@ -32,8 +32,9 @@ pre {{ margin: 0; white-space: pre; font: inherit; }} b {{ color: #7fb8ff; font-
 
 
 def train(folder: Path) -> None:
-    for method in METHODS:
-        shutil.copytree(ROOT / "results" / f"cifar100-resnet18-{method}-short", folder / "five" / method)
+    for method, epochs in METHODS.items():
+        run = ROOT / "results" / f"cifar100-resnet18-{method}-{epochs}-epochs"
+        shutil.copytree(run, folder / "five" / method)
     selfcon.fit(data="digits", out=folder / "run", device="cpu")
     selfcon.calibrate(folder / "run", device="cpu")
 
@@ -73,7 +74,7 @@ def main() -> None:
         single = selfcon.write_report([folder / "run"]).as_uri()
         (folder / "terminal.html").write_text(speak(folder))
         with browse(folder / "profile") as page:
-            shoot(page, compared, "report-five", width=1200, height=900)
+            shoot(page, compared, "report-five", width=1200, height=1345)
             shoot(page, compared, "report-phone", width=390, height=800, dark=True)
             shoot(page, single, "report-one", width=1200, height=1500)
             shoot(page, (folder / "terminal.html").as_uri(), "terminal", width=1100, height=640)
