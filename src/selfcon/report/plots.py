@@ -19,6 +19,7 @@ from selfcon.evaluation.answers import distinct
 from selfcon.report.canvas import GREY, MARKS, colour_of_exit, colour_of_method, draw_png, plain
 
 _NAMED, _LISTED = 10, 20  # classes
+_MARKED = 20  # points of a curve that can be told apart
 
 
 class Run(Protocol):
@@ -50,11 +51,20 @@ def draw_curves(metrics: list[dict[str, Any]]) -> str:
             if measured:
                 right = axes.twinx()
                 right.plot(
-                    [line["epoch"] for line in measured], [line["knn"] for line in measured], "o-", color="#f59e0b"
+                    [line["epoch"] for line in measured],
+                    [line["knn"] for line in measured],
+                    marker="o",
+                    markevery=_apart(measured),
+                    color="#f59e0b",
                 )
                 right.set_ylabel("kNN accuracy, %", color="#f59e0b")
 
     return _data_uri(draw_png(draw, (4.6 * len(stages), 2.9)))
+
+
+def _apart(points: Sequence[Any]) -> float | None:
+    """How far apart a curve's marks stand, in diagonals of the picture: None is one on every point."""
+    return None if len(points) <= _MARKED else 0.08
 
 
 def sort_answers(names: Iterable[str]) -> list[str]:
@@ -102,6 +112,7 @@ def draw_together(runs: Sequence[Run]) -> dict[str, str]:
                     [line["seconds"] / 60 for line in lines],
                     [line["knn"] for line in lines],
                     marker=MARKS[number % len(MARKS)],
+                    markevery=_apart(lines),
                     color=colour_of_method(run.settings["method"]),
                     label=plain(run.name),
                 )
