@@ -65,8 +65,8 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_twice_the_same_and_stopped_in_between(place: Path) -> None:
-    for name in ("a", "b"):
-        done = run(*COMMAND, "--out", name, "--json", cwd=place)
+    for name, do in (("a", run), ("b", call)):
+        done = do(*COMMAND, "--out", name, "--json", cwd=place)
         assert done.returncode == 0, done.stderr
     assert metrics(place / "a") == metrics(place / "b")
     weights = (place / "a" / "model.safetensors").read_bytes()
@@ -95,14 +95,14 @@ def test_twice_the_same_and_stopped_in_between(place: Path) -> None:
         for state in (place / "c" / "checkpoints").glob("*/*/state.json"):
             middles += json.loads(state.read_text())["batch"] > 0
     assert middles > 0
-    done = run(*COMMAND, "--out", "c", cwd=place)
+    done = call(*COMMAND, "--out", "c", cwd=place)
     assert done.returncode == 0, done.stderr
     assert (place / "c" / "model.safetensors").read_bytes() == weights
     assert metrics(place / "c") == metrics(place / "a")
 
 
 def test_what_a_user_reads(place: Path) -> None:
-    done = run(*COMMAND, "--keep-epochs", "2", "--out", "x", cwd=place)
+    done = call(*COMMAND, "--keep-epochs", "2", "--out", "x", cwd=place)
     assert done.returncode == 0
     assert "accuracy, %" in done.stdout
     assert "ensemble" in done.stdout
