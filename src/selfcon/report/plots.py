@@ -18,7 +18,7 @@ from selfcon.errors import UsageError
 from selfcon.evaluation.answers import distinct
 from selfcon.report.canvas import GREY, MARKS, colour_of_exit, colour_of_method, draw_png, plain
 
-_NAMED, _LISTED = 10, 20  # classes
+_LISTED = 20  # classes
 _MARKED = 20  # points of a curve that can be told apart
 
 
@@ -126,12 +126,14 @@ def draw_together(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def draw_map(features: Tensor, labels: Tensor, classes: tuple[str, ...], seed: int) -> str:
-    """Features [N, D] on a plane by t-SNE, coloured by label; few classes are named in place, more beside it."""
+    """Features [N, D] on a plane by t-SNE, coloured by label; where there are few classes, they are named below."""
     from sklearn.manifold import TSNE
 
     perplexity = min(30.0, (len(features) - 1) / 3)
     plane = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(features.numpy())
-    colours = mpl.colormaps["tab20" if len(classes) <= 20 else "gist_ncar"]
+    colours = mpl.colormaps["tab10" if len(classes) <= 10 else "tab20" if len(classes) <= _LISTED else "gist_ncar"]
+    columns = min(5, max(1, 60 // (4 + max(map(len, classes)))))
+    lines = -(-len(classes) // columns) if len(classes) <= _LISTED else 0
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
@@ -143,16 +145,12 @@ def draw_map(features: Tensor, labels: Tensor, classes: tuple[str, ...], seed: i
         }
         dots = axes.scatter(plane[:, 0], plane[:, 1], c=labels.numpy(), linewidths=0, **look)
         axes.set_axis_off()
-        if len(classes) <= _NAMED:
-            for label in labels.unique().tolist():
-                middle = np.median(plane[labels.numpy() == label], axis=0)
-                axes.annotate(plain(classes[label]), middle, color=GREY, ha="center", fontsize=11)
-        elif len(classes) <= _LISTED:
+        if lines:
             there = labels.unique().tolist()
             handles, names = dots.legend_elements(num=there)[0], [plain(classes[label]) for label in there]
-            figure.legend(handles, names, loc="outside lower center", ncols=3, fontsize=7, frameon=False)
+            figure.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=8)
 
-    return _data_uri(draw_png(draw, (4.6, 4.6 if not _NAMED < len(classes) <= _LISTED else 5.4)))
+    return _data_uri(draw_png(draw, (4.6, 4.6 + 0.2 * lines)))
 
 
 def thumbnail(pixels: Tensor, side: int = 64) -> str:
