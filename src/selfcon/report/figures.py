@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from selfcon.report.canvas import GREY, MARKS, Picture, colour_of_exit, colour_of_method, draw, plain
+from selfcon.report.canvas import GREY, MARKS, Picture, colour_of_method, draw, plain
+from selfcon.report.maps import lay_out
 
 _HATCHES = ("", "//", "..", "xx", "--")
 
@@ -243,21 +244,8 @@ def _draw_epochs(axes: Axes, runs: Sequence[Mapping[str, Any]]) -> None:
 
 
 def draw_embedding(planes: Mapping[str, Tensor], labels: Tensor, classes: Sequence[str]) -> Picture:
-    """The plane of every exit side by side, coloured by class; few classes are named where they lie."""
-    few = len(classes) <= 20
-    colours = mpl.colormaps["tab20" if few else "gist_ncar"]
-
-    def work(figure: Figure) -> None:
-        for place, (name, plane) in enumerate(planes.items(), start=1):
-            axes = figure.add_subplot(1, len(planes), place)
-            axes.scatter(plane[:, 0], plane[:, 1], s=6, c=labels.numpy(), cmap=colours, linewidths=0)
-            axes.set_title(name, color=colour_of_exit(name))
-            axes.set_axis_off()
-            for label in labels.unique().tolist() if few else ():
-                middle = np.median(plane[labels == label].numpy(), axis=0)
-                axes.annotate(plain(classes[label]), middle, color=GREY, ha="center", fontsize=9)
-
-    return draw(work, (4.0 * len(planes), 4.2))
+    """The plane [N, 2] of every exit side by side, coloured by class."""
+    return draw(*lay_out({name: plane.numpy() for name, plane in planes.items()}, labels.numpy(), classes))
 
 
 def draw_neighbours(asked: Tensor, found: Mapping[str, tuple[Tensor, Sequence[str]]], title: str) -> Picture:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from typing import Any, Protocol
 
-import matplotlib as mpl
 import numpy as np
 import torch
 from matplotlib.figure import Figure
@@ -17,8 +16,8 @@ from torch import Tensor
 from selfcon.errors import UsageError
 from selfcon.evaluation.answers import distinct
 from selfcon.report.canvas import GREY, MARKS, colour_of_exit, colour_of_method, draw_png, plain
+from selfcon.report.maps import lay_out
 
-_LISTED = 20  # classes
 _MARKED = 20  # points of a curve that can be told apart
 
 
@@ -126,31 +125,12 @@ def draw_together(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def draw_map(features: Tensor, labels: Tensor, classes: tuple[str, ...], seed: int) -> str:
-    """Features [N, D] on a plane by t-SNE, coloured by label; where there are few classes, they are named below."""
+    """Features [N, D] on a plane by t-SNE, coloured by label."""
     from sklearn.manifold import TSNE
 
     perplexity = min(30.0, (len(features) - 1) / 3)
     plane = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(features.numpy())
-    colours = mpl.colormaps["tab10" if len(classes) <= 10 else "tab20" if len(classes) <= _LISTED else "gist_ncar"]
-    columns = min(5, max(1, 60 // (4 + max(map(len, classes)))))
-    lines = -(-len(classes) // columns) if len(classes) <= _LISTED else 0
-
-    def draw(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        look: dict[str, Any] = {
-            "s": 9 if len(plane) > 500 else 18,
-            "cmap": colours,
-            "vmin": 0,
-            "vmax": max(1, len(classes) - 1),
-        }
-        dots = axes.scatter(plane[:, 0], plane[:, 1], c=labels.numpy(), linewidths=0, **look)
-        axes.set_axis_off()
-        if lines:
-            there = labels.unique().tolist()
-            handles, names = dots.legend_elements(num=there)[0], [plain(classes[label]) for label in there]
-            figure.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=8)
-
-    return _data_uri(draw_png(draw, (4.6, 4.6 + 0.2 * lines)))
+    return _data_uri(draw_png(*lay_out({"": plane}, labels.numpy(), classes)))
 
 
 def thumbnail(pixels: Tensor, side: int = 64) -> str:
