@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
 
 import selfcon.data
 from selfcon.data import resident
 from selfcon.data.parts import Part
 from selfcon.data.policies import POLICIES
 from selfcon.errors import BadImageError, UsageError
+from tests.distributed.processes import start_processes
 from tests.distributed.test_training import COMMAND
 from tests.workflows.conftest import write_stripes
 
@@ -71,7 +71,7 @@ def test_spread_images_give_the_same_batches(size: int, tmp_path: Path) -> None:
     whole = (tars / "train-000000.tar").read_bytes()
     place = whole.index(b"000000007.png") + 512
     (tars / "train-000000.tar").write_bytes(whole[:place] + b"no image" + whole[place + 8 :])
-    spawn(work, (size, str(tmp_path)), nprocs=size)
+    start_processes(work, (size, str(tmp_path)), nprocs=size)
     parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(size)]
     for epoch in range(2):
         samples = torch.cat([part[epoch] for part in parts])

@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
 
 import selfcon
 from selfcon.config import make_settings
@@ -34,6 +33,7 @@ from selfcon.training.signals import Stop
 from selfcon.training.trainer import Trainer
 from selfcon.workflows.pipeline import make_pretraining
 from selfcon.workflows.task import prepare
+from tests.distributed.processes import start_processes
 from tests.workflows.conftest import write_stripes
 
 COMMAND = ["fit", "--data", "stripes.npz", "--width", "0.125", "--epochs", "2", "--batch-size", "24", "--device", "cpu"]
@@ -116,7 +116,7 @@ def take_steps(rank: int, size: int, folder: str) -> None:
 
 def test_the_first_twenty_steps_on_the_digits(tmp_path: Path) -> None:
     take_steps(0, 1, str(tmp_path))
-    spawn(take_steps, (2, str(tmp_path)), nprocs=2)
+    start_processes(take_steps, (2, str(tmp_path)), nprocs=2)
     (one, samples), (two, same) = (torch.load(tmp_path / f"{size}.pt") for size in (1, 2))
     assert len(one) == 20
     assert torch.equal(samples, same)
@@ -176,7 +176,7 @@ def test_modules_of_a_method_are_trained_as_by_one_process(
     monkeypatch.setattr("selfcon.losses.methods._METHODS", dict(methods._METHODS))
     monkeypatch.setattr("selfcon.losses.methods._ADDED", {})
     train_proxies(0, 1, str(tmp_path), pieces)
-    spawn(train_proxies, (2, str(tmp_path), pieces), nprocs=2)
+    start_processes(train_proxies, (2, str(tmp_path), pieces), nprocs=2)
     (one, left_out), *both = (
         torch.load(tmp_path / f"{name}.pt") for name in (f"1-{pieces}-0", *(f"2-{pieces}-{n}" for n in "01"))
     )
@@ -204,7 +204,7 @@ def train_and_save(rank: int, size: int, folder: str) -> None:
 
 
 def test_all_save_when_the_first_does_and_end_with_one_network(tmp_path: Path) -> None:
-    spawn(train_and_save, (2, str(tmp_path)), nprocs=2)
+    start_processes(train_and_save, (2, str(tmp_path)), nprocs=2)
     assert list((tmp_path / "run" / "checkpoints").glob("*/step-*"))
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     for mine, other in zip(first, second, strict=True):
@@ -230,7 +230,7 @@ def train_in_pieces(rank: int, size: int, folder: str) -> None:
 
 
 def test_unequal_shares_in_pieces(tmp_path: Path) -> None:
-    spawn(train_in_pieces, (2, str(tmp_path)), nprocs=2)
+    start_processes(train_in_pieces, (2, str(tmp_path)), nprocs=2)
 
 
 @pytest.mark.parametrize(("first", "then"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
@@ -341,7 +341,7 @@ def normalise_a_share(rank: int, sizes: list[int], folder: str) -> None:
 
 @pytest.mark.parametrize("sizes", [[4, 3], [1, 5, 1]])
 def test_synchronised_batch_norm_is_that_of_one_process(sizes: list[int], tmp_path: Path) -> None:
-    spawn(normalise_a_share, args=(sizes, str(tmp_path)), nprocs=len(sizes))
+    start_processes(normalise_a_share, (sizes, str(tmp_path)), nprocs=len(sizes))
     parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(len(sizes))]
     net = layers(synchronised=False)
     x = inputs().requires_grad_()

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.multiprocessing.spawn import spawn
 
 import selfcon
 from selfcon.training.distributed import join
 from tests.data.test_scenes import write_voc
+from tests.distributed.processes import start_processes
 from tests.workflows.conftest import write_stripes
 
 SCENES: dict[str, Any] = {"data": "voc", "epochs": 2, "batch_size": 4, "device": "cpu"}
@@ -42,7 +42,7 @@ def test_two_processes_share_the_work_and_agree(tmp_path: Path, monkeypatch: pyt
     sets = tmp_path / "voc" / "VOCdevkit" / "VOC2012" / "ImageSets"
     for task in ("Segmentation", "Main"):
         (sets / task / "train.txt").write_text("2012_0\n2012_1\n" * 2)
-    spawn(work, (str(tmp_path),), nprocs=2)
+    start_processes(work, (str(tmp_path),), nprocs=2)
     first, second = (json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in range(2))
     for each in (*first.values(), *second.values()):
         each.pop("seconds", None)

@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.multiprocessing.spawn import spawn
 
 import selfcon
 from selfcon.errors import NonFiniteError, UsageError
 from selfcon.losses import dense, normalise
 from selfcon.losses.gather import join_rows
 from selfcon.losses.sets import Contrast
+from tests.distributed.processes import start_processes
 from tests.losses.test_methods import CONTRASTIVE
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -146,7 +146,7 @@ def check_mean(ranks: list[Found], rows: slice, **options: Any) -> None:
 @pytest.mark.parametrize("sizes", [[4, 3], [1, 5, 1], [2, 2, 2, 1]])
 @pytest.mark.filterwarnings("ignore:no anchor of this batch")
 def test_equals_one_process(sizes: list[int], tmp_path: Path) -> None:
-    spawn(work, args=(sizes, str(tmp_path)), nprocs=len(sizes))
+    start_processes(work, (sizes, str(tmp_path)), nprocs=len(sizes))
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(len(sizes))]
     check_mean([found["all"] for found in ranks], slice(0, 7))
     check_mean([found["but the first"] for found in ranks[1:]], slice(sizes[0], 7))
