@@ -148,6 +148,14 @@ def test_a_learned_temperature_has_the_name_it_had_in_checkpoints(stripes: Path)
     assert [group["weight_decay"] for group in trainer.optimizer.param_groups] == [0.05, 0.0]
 
 
+@pytest.mark.parametrize(("fraction", "images"), [(0.0, "training"), (0.25, "held-out")])
+def test_progress_tells_of_which_images_neighbours_are_counted(fraction: float, images: str, stripes: Path) -> None:
+    given = {"data": str(stripes), "width": 0.125, "batch_size": 32, "val_fraction": fraction}
+    stage = make_pretraining(prepare(make_settings(given), torch.device("cpu")), lambda *_: None)
+    assert stage.describe({"loss": 1.0, "knn": 91.94}) == f"{images} kNN 91.9 %"
+    assert stage.describe({"loss": 1.0}) == ""
+
+
 def lonely(tmp_path: Path) -> Path:
     """Images of which every tenth is the only one of its class."""
     path = write_stripes(tmp_path / "lonely.npz", train=80)

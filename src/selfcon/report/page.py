@@ -94,7 +94,7 @@ def render(pages: Sequence[RunPage], *, refresh: int | None = None) -> str:
     script = (files("selfcon.report") / "templates" / "report.js").read_text(encoding="utf-8")
     return environment.get_template("report.html").render(
         pages=pages,
-        curves=[draw_curves(page.metrics) if page.metrics else None for page in pages],
+        curves=[draw_curves(page.metrics, page.result) if page.metrics else None for page in pages],
         together=draw_together(pages) if len(pages) > 1 else None,
         columns=columns,
         same=same,

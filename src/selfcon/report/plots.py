@@ -34,8 +34,9 @@ class Run(Protocol):
     def result(self) -> Mapping[str, Any] | None: ...
 
 
-def draw_curves(metrics: list[dict[str, Any]]) -> str:
-    """Loss (and kNN accuracy, where it was measured) over the epochs of every stage."""
+def draw_curves(metrics: list[dict[str, Any]], result: Mapping[str, Any] | None) -> str:
+    """Loss (and kNN accuracy, where it was measured) over the epochs of every stage; a run's result tells of what."""
+    asked = "" if result is None else "held-out " if "held_out_accuracy" in result else "training "
     stages = list(dict.fromkeys(line["stage"] for line in metrics))
 
     def draw(figure: Figure) -> None:
@@ -56,7 +57,7 @@ def draw_curves(metrics: list[dict[str, Any]]) -> str:
                     markevery=_apart(measured),
                     color="#f59e0b",
                 )
-                right.set_ylabel("kNN accuracy, %", color="#f59e0b")
+                right.set_ylabel(f"{asked}kNN accuracy, %", color="#f59e0b")
 
     return _data_uri(draw_png(draw, (4.6 * len(stages), 2.9)))
 

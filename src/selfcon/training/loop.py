@@ -90,7 +90,7 @@ def train(
                 if stopped:
                     stop.check()
             line = worker.end_epoch()
-            reporter.end_epoch(line)
+            reporter.measured = stage.describe(line) or reporter.measured
             if log is not None:
                 log(line)
         worker.save()

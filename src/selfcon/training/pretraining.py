@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -164,6 +165,11 @@ class Pretraining(Stage):
         if not every or ((epoch + 1) % every and epoch + 1 != self.epochs):
             return found
         return {**found, "knn": self._knn(module)}
+
+    def describe(self, noted: Mapping[str, Any]) -> str:
+        if "knn" not in noted:
+            return ""
+        return f"{'training' if self._held_out is None else 'held-out'} kNN {noted['knn']:.1f} %"
 
     def unwrap(self, module: nn.Module) -> nn.Module:
         return module.net if isinstance(module, Trained) else module

@@ -21,7 +21,7 @@ class Reporter:
         self.what, self.epochs, self.total = what, epochs, epochs * samples
         self.first: int | None = None  # samples seen when the clock was started, after the slow first batch
         self.before = seen
-        self.measured = ""
+        self.measured = ""  # what is said besides
         self.start = self.drawn = time.monotonic()
         self.bar: Any = None
 
@@ -63,15 +63,11 @@ class Reporter:
             return
         self.drawn = now
         rate = (seen - self.first) / (now - self.start)
-        text = f"epoch {epoch + 1}/{self.epochs}, loss {loss():.3f}{self.measured}, {rate:,.0f} images/s"
+        told = [f"epoch {epoch + 1}/{self.epochs}", f"loss {loss():.3f}", self.measured, f"{rate:,.0f} images/s"]
+        text = ", ".join(filter(None, told))
         if self.bar is not None:
             self.bar.update(self.task, completed=seen, now=text)
         else:
             sys.stderr.write(f"{self.what}: {text}, {(self.total - seen) / rate:,.0f} s left\n")
             sys.stderr.flush()
             self.first, self.start = seen, now  # the next line tells of what follows, without what came slow at first
-
-    def end_epoch(self, line: dict[str, Any]) -> None:
-        """After an epoch, with what was noted of it."""
-        if "knn" in line:
-            self.measured = f", kNN {line['knn']:.1f} %"

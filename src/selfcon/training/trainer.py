@@ -9,6 +9,7 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +73,10 @@ class Stage(ABC):
     def measure(self, epoch: int, module: nn.Module) -> dict[str, float]:
         """What else to note after an epoch (from 0)."""
         return {}
+
+    def describe(self, noted: Mapping[str, Any]) -> str:
+        """What progress says of the numbers that were noted after an epoch."""
+        return ""
 
     def keep(self, epoch: int, module: nn.Module) -> None:  # noqa: B027 - most stages store nothing
         """Called after every epoch (from 0), for stages that store something of some."""
