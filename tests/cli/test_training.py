@@ -36,6 +36,16 @@ def test_runs_side_by_side_do_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
         assert os.environ.get("GOMP_SPINCOUNT") == expected
 
 
+def test_the_first_of_several_processes_has_time_to_say_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    for rank, expected in (("0", []), ("1", [10.0])):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(SystemExit) as left:
+            main(["fit", "--epoch", "3"])
+        assert (left.value.code, waited) == (64, expected)
+
+
 def test_several_seeds_are_runs_beside_each_other(place: Path) -> None:
     command = [*COMMAND, "--epochs", "1", "--out", "runs"]
     done = call(*command, "--seed", "3,5", "--json", cwd=place)

@@ -10,6 +10,7 @@ import contextlib
 import io
 import os
 import sys
+import time
 import warnings
 from importlib import import_module
 from typing import TextIO
@@ -17,10 +18,20 @@ from typing import TextIO
 import selfcon
 from selfcon.cli.parsing import Parser
 from selfcon.cli.settings import show_all_settings
-from selfcon.errors import HungError, SelfconError, SelfconWarning, UsageError, is_shortage, printable, unknown_name
+from selfcon.errors import (
+    HungError,
+    SelfconError,
+    SelfconWarning,
+    StoppedError,
+    UsageError,
+    is_shortage,
+    printable,
+    unknown_name,
+)
 from selfcon.progress import speaks
 
 _OUT_OF_MEMORY, _INTERRUPTED = 78, 130
+_SECONDS_FOR_THE_FIRST = 10.0  # to say what is wrong: torchrun ends all processes as soon as one has ended
 _SPINS = "1000"  # enough for the short waits within a run; torch reads it when it is imported
 
 VERBS = {
@@ -78,6 +89,8 @@ def main(arguments: list[str] | None = None) -> None:
             if debug:
                 raise
             _say(str(error), own=not error.of_all)
+            if error.of_all and not speaks() and not isinstance(error, StoppedError):
+                time.sleep(_SECONDS_FOR_THE_FIRST)
             if isinstance(error, HungError):
                 sys.stdout.flush()
                 os._exit(error.exit_code)  # leaving as usual would wait for the thread that hangs
