@@ -1,8 +1,7 @@
-"""The kernels of `contrast_triton`: a program goes through all columns for its rows, so nothing is added in a race.
+"""The tiles of `contrast_triton`: a program goes through all columns for its rows, so nothing is added in a race.
 
-Products are of float16 with sums in float32, at the full rate of the matrix units. Features of unit length keep in
-float16 the digits they keep in TF32, and what rounding does to their length is divided out again: the gradient lives on
-small differences between positives, and lengths that vary by 1e-4 would be most of its error.
+Products are of float16 with sums in float32, at the full rate of the matrix units; `contrast_places` says what keeps
+them exact enough.
 
 Exponents are to the base 2.
 """
@@ -12,87 +11,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_LARGEST_WEIGHT = tl.constexpr(8192.0)  # in float16: four of them fit, and what is 1e-8 of them still has digits
+from selfcon.losses.contrast_places import largest_weight, split
+
 _LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
-
-
-@triton.jit
-def _split(z, place, there, d, DIMENSION: tl.constexpr):
-    """Features in float16, and what rounding took times 2048."""
-    exact = tl.load(
-        z + place[:, None] * DIMENSION + d[None, :], mask=there[:, None] & (d < DIMENSION)[None, :], other=0.0
-    )
-    rounded = exact.to(tl.float16)
-    return rounded, ((exact - rounded.to(tl.float32)) * 2048).to(tl.float16)
-
-
-@triton.jit(do_not_specialize=["count"])
-def pack(
-    z, groups, exits, order, found, begins, ends, features, scales, kinds, count,
-    DIMENSION: tl.constexpr, WIDE: tl.constexpr, COUNTING: tl.constexpr, ROWS: tl.constexpr, OTHERS: tl.constexpr,
-):  # fmt: skip
-    """Bring features to their places; when counting, find those first."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    there = row < count
-    if COUNTING:
-        place = row.to(tl.int64)
-        mine = tl.load(groups + row, mask=there, other=0)
-        below = tl.zeros((ROWS,), tl.int32)
-        before = tl.zeros((ROWS,), tl.int32)
-        alike = tl.zeros((ROWS,), tl.int32)
-        for start in range(0, count, OTHERS):
-            other = start + tl.arange(0, OTHERS)
-            inside = (other < count)[None, :]
-            theirs = tl.load(groups + other, mask=other < count, other=0)
-            same = (theirs[None, :] == mine[:, None]) & inside
-            below += tl.sum(((theirs[None, :] < mine[:, None]) & inside).to(tl.int32), axis=1)
-            before += tl.sum((same & (other[None, :] < row[:, None])).to(tl.int32), axis=1)
-            alike += tl.sum(same.to(tl.int32), axis=1)
-        target = (below + before).to(tl.int64)
-        tl.store(order + target, place, mask=there)
-        tl.store(found + target, mine, mask=there)
-        tl.store(begins + target, below.to(tl.int64), mask=there)
-        tl.store(ends + target, (below + alike).to(tl.int64), mask=there)
-    else:
-        target = row.to(tl.int64)
-        place = tl.load(order + row, mask=there, other=0)
-    d = tl.arange(0, WIDE)
-    values, _ = _split(z, place, there, d, DIMENSION)
-    tl.store(features + target[:, None] * WIDE + d[None, :], values, mask=there[:, None])
-    squares = tl.sum(values.to(tl.float32) * values.to(tl.float32), axis=1)
-    tl.store(scales + target, tl.where(squares == 0.0, 1.0, tl.rsqrt(squares)), mask=there)
-    tl.store(kinds + target, (tl.load(exits + place, mask=there, other=0) > 0).to(tl.int32), mask=there)
-
-
-@triton.jit
-def _largest_weight(largest):
-    """The factor that brings weights to where float16 has its digits."""
-    return _LARGEST_WEIGHT / tl.maximum(tl.load(largest), 1e-30, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit(do_not_specialize=["first", "stop", "count", "terms"])
-def arrange(
-    order, log_denominator, pull, push, largest, tau, forces, first, stop, count, terms,
-    STABLE: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """Pull, push and log of the denominator by place; where that is stable, pull is already over the denominator."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    term = tl.program_id(1)
-    there = row < count
-    place = tl.load(order + row, mask=there, other=0)
-    # Rows of other processes are anchors there, and have no share here.
-    own = there & (place >= first) & (place < stop)
-    source = term * (stop - first) + place - first
-    logs = tl.load(log_denominator + source, mask=own, other=float("inf"))
-    scale = _largest_weight(largest)
-    pulled = tl.load(pull + source, mask=own, other=0.0) * scale
-    if STABLE:
-        pulled = pulled * tl.exp(1.0 / tl.load(tau) - logs)
-    target = forces + term * count + row
-    tl.store(target, pulled, mask=there)
-    tl.store(target + terms * count, tl.load(push + source, mask=own, other=0.0) * scale, mask=there)
-    tl.store(target + 2 * terms * count, logs, mask=there)
 
 
 @triton.jit
@@ -228,12 +150,12 @@ def statistics(
 
     # Errors of many negatives level out; those of the few positives would be seen in the loss.
     group_row = tl.load(row_groups + row, mask=there, other=0)
-    h_row, rest_row = _split(z, place, there, d, DIMENSION)
+    h_row, rest_row = split(z, place, there, d, DIMENSION)
     for number in tl.range(0, mixed, num_stages=1):
         column = _mixed_tile(number, begin, behind, full) * COLUMNS + tl.arange(0, COLUMNS)
         inside = column < features
         place_column = tl.load(order + column, mask=inside, other=0)
-        h_column, rest_column = _split(z, place_column, inside, d, DIMENSION)
+        h_column, rest_column = split(z, place_column, inside, d, DIMENSION)
         cosines = _cosines(h_row, rest_row, h_column, rest_column)
         exponents = cosines * over_tau - shift
         group = tl.load(groups + column, mask=inside, other=0)
@@ -378,12 +300,12 @@ def gradient(
 
     group_row = tl.load(row_groups + row, mask=there, other=0)
     place = tl.load(row_order + row, mask=there, other=0)
-    h_row, rest_row = _split(z, place, there, d, DIMENSION)
+    h_row, rest_row = split(z, place, there, d, DIMENSION)
     for number in tl.range(0, mixed, num_stages=1):
         column = _mixed_tile(number, begin, behind, full) * COLUMNS + tl.arange(0, COLUMNS)
         inside = column < features
         place_column = tl.load(order + column, mask=inside, other=0)
-        h_column, rest_column = _split(z, place_column, inside, d, DIMENSION)
+        h_column, rest_column = split(z, place_column, inside, d, DIMENSION)
         exponents = _cosines(h_row, rest_row, h_column, rest_column) * over_tau - shift
         if STABLE:
             exponents = tl.exp2(exponents)
@@ -405,6 +327,4 @@ def gradient(
         sums = tl.dot(weights.to(tl.float16), h_column, sums)
 
     target = gradient + place[:, None] * DIMENSION + d[None, :]
-    tl.store(
-        target, sums * (over_tau * _LN2 / _largest_weight(largest)), mask=there[:, None] & (d < DIMENSION)[None, :]
-    )
+    tl.store(target, sums * (over_tau * _LN2 / largest_weight(largest)), mask=there[:, None] & (d < DIMENSION)[None, :])

@@ -1,4 +1,6 @@
-"""Pairs in tiles on a GPU: what is launched, on which tiles, for which rows. `contrast_kernels` has the kernels.
+"""Pairs in tiles on a GPU: what is launched, on which tiles, for which rows.
+
+The kernels are in `contrast_places` (what comes first) and `contrast_kernels` (the tiles).
 
 Features are sorted by group. For the rows of a program the columns of their groups are then one stretch, and only there
 (and in a last tile that is not full) must a pair be asked what it is; elsewhere all pairs are negatives.
@@ -15,7 +17,7 @@ import torch
 import triton
 from torch import Tensor
 
-from selfcon.losses import contrast_kernels, pairwise
+from selfcon.losses import contrast_kernels, contrast_places, pairwise
 from selfcon.losses.pairwise import Pairs, Statistics
 from selfcon.losses.sets import Contrast, Exits, Term
 
@@ -123,7 +125,7 @@ def _sort(
     scales = torch.empty(count, device=z.device)
     kinds = torch.empty(count, dtype=torch.int32, device=z.device)
     block = 16 if counting else max(1, 4096 // wide)
-    contrast_kernels.pack[triton.cdiv(count, block),](
+    contrast_places.pack[triton.cdiv(count, block),](
         z, groups, exits, order, found, begins, ends, features, scales, kinds, count,
         DIMENSION=z.shape[1], WIDE=wide, COUNTING=counting, ROWS=block, OTHERS=256,
     )  # fmt: skip
@@ -207,7 +209,7 @@ def _gradient_op(
     def arrange(features: _Sorted) -> Tensor:
         count = len(features.order)
         forces = torch.empty(3, terms, count, device=z.device)
-        contrast_kernels.arrange[triton.cdiv(count, 1024), terms](
+        contrast_places.arrange[triton.cdiv(count, 1024), terms](
             features.order, log_denominator.contiguous(), pull.contiguous(), push.contiguous(), largest, tau, forces,
             first, stop, count, terms, STABLE=stable, ROWS=1024,
         )  # fmt: skip
