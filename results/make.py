@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from selfcon.config import make_settings, read_yaml
-from selfcon.paper.exhibits import get_exhibit, identify
+from selfcon.paper.exhibits import get_exhibit, identify, label
 from selfcon.workflows.reproduce import Comparison, compare, compare_orders, describe_order, find_runs
 
 HERE = Path(__file__).parent
@@ -52,7 +52,8 @@ def make_table(exhibit: str, scale: str) -> str:
     measured = [each for each in compared if each.ours]
     if not measured:
         return "Nothing was measured yet.\n"
-    lines = ["| | | paper | ours | seeds | verdict |", "|---|---|---|---|---|---|", *map(_row, measured)]
+    lines = ["| | | paper | ours | seeds | verdict |", "|---|---|---|---|---|---|"]
+    lines += dict.fromkeys(map(_row, measured))  # the paper has some rows twice
     for order in compare_orders(compared):
         what, paper, ours = describe_order(order)
         lines += ["", f"Order of methods ({what}). Paper: {paper}. Ours: {ours}."]
@@ -68,7 +69,8 @@ def _row(each: Comparison) -> str:
     what = cell.quantity + (f", less that of {cell.minus}" if cell.minus else "")
     what += f" / {cell.over}'s" if cell.over else ""
     name = next(key for key in ("method", "recipe") if key in cell.condition)
-    where = ", ".join([*(str(value) for key, value in cell.condition.items() if key != name), what])
+    rest = label({key: value for key, value in cell.condition.items() if key != name})
+    where = ", ".join(filter(None, (rest, what)))
     parts = (cell.condition[name], where, cell.text.replace("±", " ± "), link, verdict.n, verdict)
     return f"| {' | '.join(map(str, parts))} |"
 
