@@ -12,6 +12,7 @@ from selfcon.errors import DataError, UsageError
 
 _ROWS = 1024
 MAPS = ("tsne", "umap")
+FEWEST_MAPPED = 10
 
 
 def describe(features: Tensor, labels: Tensor) -> dict[str, float]:
@@ -51,8 +52,8 @@ def project(features: Tensor, *, by: str = "tsne", seed: int = 0) -> Tensor:
     """Features [N, D] on a plane [N, 2]."""
     if by not in MAPS:
         raise UsageError(f"A map is made by {' or '.join(MAPS)}, not {by!r}.")
-    if len(features) < 10:
-        raise DataError(f"{len(features)} images are too few for a map: 10 is the least.")
+    if len(features) < FEWEST_MAPPED:
+        raise DataError(f"{len(features)} images are too few for a map: {FEWEST_MAPPED} is the least.")
     unit = normalize(features.float(), dim=1).cpu()
     if is_one_point(unit):
         raise DataError("All features are one point (or not finite), so there is nothing to map.")

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from selfcon.analysis.embedding import is_one_point
+from selfcon.analysis.embedding import FEWEST_MAPPED, is_one_point, project
 from selfcon.evaluation.accuracy import Predictions
 from selfcon.evaluation.answers import ENSEMBLE
 from selfcon.report.plots import draw_map, spread, thumbnail
 
 _MOST_MAPPED, _MOST_CONFUSED, _MOST_WRONG = 1000, 10, 24
-_FEWEST_MAPPED = 10
 
 
 def gather(
@@ -29,14 +29,18 @@ def gather(
     """What evidence.json holds.
 
     Of features [N, D] by exit, a way to get images [B] as uint8 [B, 3, H, W], and one to say where an image is from. An
-    exit whose features are one point has no map.
+    exit whose features all point one way has no map.
     """
     logits, labels = predictions.logits[ENSEMBLE], predictions.labels
     some = spread(len(labels), _MOST_MAPPED)
     maps = {}
-    if len(some) > _FEWEST_MAPPED:
-        mapped = {name: each[some] for name, each in features.items() if not is_one_point(each[some])}
-        maps = {name: draw_map(each, labels[some], classes, seed) for name, each in mapped.items()}
+    if len(some) >= FEWEST_MAPPED:
+        mapped = {name: normalize(each[some].float(), dim=1) for name, each in features.items()}
+        maps = {
+            name: draw_map(project(each, seed=seed), labels[some], classes)
+            for name, each in mapped.items()
+            if not is_one_point(each)
+        }
     return {
         "tested": len(labels),
         "mapped": len(some),

@@ -125,13 +125,9 @@ def draw_together(runs: Sequence[Run]) -> dict[str, str]:
     return pictures
 
 
-def draw_map(features: Tensor, labels: Tensor, classes: tuple[str, ...], seed: int) -> str:
-    """Features [N, D] on a plane by t-SNE, coloured by label."""
-    from sklearn.manifold import TSNE
-
-    perplexity = min(30.0, (len(features) - 1) / 3)
-    plane = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(features.numpy())
-    return _data_uri(draw_png(*lay_out({"": plane}, labels.numpy(), classes)))
+def draw_map(plane: Tensor, labels: Tensor, classes: tuple[str, ...]) -> str:
+    """Features on a plane [N, 2], coloured by label."""
+    return _data_uri(draw_png(*lay_out({"": plane.numpy()}, labels.numpy(), classes)))
 
 
 def thumbnail(pixels: Tensor, side: int = 64) -> str:
