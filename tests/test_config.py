@@ -114,6 +114,11 @@ def test_recipes_hold_the_papers_settings(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("recipe: cifar100-resnet18-selfcon\nepochs: 7\nloss: {alpha: 0.5}\n")
     mine = collect_settings(str(tmp_path / "mine.yaml"), {})
     assert (mine.epochs, mine.loss.alpha, mine.loss.base_temperature) == (7, 0.5, 0.07)
+    (tmp_path / "mine.yaml").write_text("recipe: cifar100-resnet18-selfcon\nbatch_size: 256\n")
+    (tmp_path / "adamw.yaml").write_text("recipe: cifar100-resnet18-selfcon\noptim: {name: adamw}\n")
+    assert collect_settings(str(tmp_path / "mine.yaml"), {}).learning_rate == 0.125
+    assert collect_settings(str(tmp_path / "mine.yaml"), {"batch_size": 128}).learning_rate == 0.0625
+    assert collect_settings(str(tmp_path / "adamw.yaml"), {}).learning_rate == 3e-3
     (tmp_path / "lr.yaml").write_text("data: x.npz\nlr: 0.01\noptim: {name: sgd}\n")
     assert collect_settings(str(tmp_path / "lr.yaml"), {"batch_size": 128}).lr == 0.005
     assert collect_settings("cifar100-resnet18-selfcon", {"optim.name": "adamw"}).learning_rate == 3e-3

@@ -41,7 +41,7 @@ def loss_and_gradient(
     return loss.detach(), gradient
 
 
-@pytest.mark.filterwarnings("ignore:no anchor of this batch")
+@pytest.mark.filterwarnings("ignore:no anchor of this batch", "ignore:this loss has anchors at sub-networks")
 @given(
     name=st.sampled_from(CONTRASTIVE),
     samples=st.integers(1, 40),

@@ -13,7 +13,9 @@ from torch import Tensor
 import selfcon
 from tests.losses.test_methods import CONTRASTIVE
 
-pytestmark = pytest.mark.filterwarnings("ignore:no anchor of this batch")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:no anchor of this batch", "ignore:this loss has anchors at sub-networks"
+)
 
 MANY = int(os.environ.get("SELFCON_CASES", "150"))
 

@@ -132,6 +132,13 @@ def test_the_only_anchor_is_a_mean_of_one() -> None:
     torch.testing.assert_close(contrastive_loss(features, None, [term]), s.logsumexp(0) - s.mean())
 
 
+def test_a_starred_loss_of_the_backbone_alone_says_so() -> None:
+    features, labels = torch.randn(4, 1, 1, 8), torch.tensor([0, 0, 1, 1])
+    with pytest.warns(SelfconWarning, match="anchors at sub-networks"):
+        loss = selfcon.get_method("selfcon-star").loss(features, labels)
+    torch.testing.assert_close(loss, selfcon.get_method("supcon-s").loss(features, labels) / 2)
+
+
 def test_a_batch_without_any_positive_gives_zero_and_says_so() -> None:
     tally = Tally()
     features = torch.randn(3, 1, 1, 8, requires_grad=True)

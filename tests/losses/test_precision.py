@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import selfcon
+from selfcon.errors import UsageError
 from selfcon.losses import normalise
 from tests.losses.test_methods import CONTRASTIVE
 
@@ -98,3 +99,14 @@ def test_a_loss_can_be_differentiated_twice_and_by_functions() -> None:
     (expected,) = torch.autograd.grad(loss(x), x)
     torch.testing.assert_close(torch.func.grad(loss)(features), expected)
     torch.testing.assert_close(torch.func.vmap(normalise)(features), normalise(features))
+
+
+def test_a_second_derivative_that_is_not_known_is_refused() -> None:
+    x = torch.randn(6, 1, 2, 4, dtype=torch.float64, requires_grad=True)
+    tau = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
+    loss = selfcon.get_method("selfcon").loss(x, LABELS, implementation="tiled", temperature=tau)
+    first = torch.autograd.grad(loss, (x, tau), create_graph=True)
+    for asked in (x, tau):
+        for known in first:
+            with pytest.raises(UsageError, match="implementation='dense' for a second"):
+                torch.autograd.grad(known.square().sum(), asked, retain_graph=True)

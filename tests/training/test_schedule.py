@@ -69,6 +69,13 @@ def test_constant_and_chosen_warm_up() -> None:
     assert [rate.at(step) for step in (0, 4, 8, 19)] == pytest.approx([0.0, 0.5, 1.0, 1.0])
 
 
+@pytest.mark.parametrize("third", [0.333333, 0.33333334])
+def test_a_milestone_that_binary_or_decimal_numbers_cannot_hold_is_no_epoch_late(third: float) -> None:
+    settings = Schedule(kind="step", milestones=(third,), warmup_epochs=0)
+    rate = plan(1.0, settings, epochs=90, steps_per_epoch=1, batch_size=8)
+    assert [rate.at(epoch) for epoch in (29, 30)] == pytest.approx([1.0, 0.1])
+
+
 def test_a_milestone_is_a_whole_epoch_where_it_is_meant_to_be() -> None:
     settings = Schedule(kind="step", milestones=(0.7,), warmup_epochs=0)
     rate = plan(1.0, settings, epochs=90, steps_per_epoch=1, batch_size=8)

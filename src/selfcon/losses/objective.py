@@ -157,7 +157,7 @@ def contrastive_loss(
         if base_temperature is None:
             return loss
         # The factor is a matter of scale: through it a learnt temperature would only ever fall.
-        scale = temperature.detach() if isinstance(temperature, Tensor) else temperature
+        scale = temperature.detach().to(loss) if isinstance(temperature, Tensor) else temperature
         return loss * (scale / base_temperature)
 
 
@@ -365,7 +365,15 @@ def _report(features: Tensor, terms: Sequence[Term], counts: Tensor, valid: Tens
             empty_batches=(valid.sum() == 0).to(valid.dtype),
             non_finite=(~features.detach().isfinite()).sum(),
         )
-    if features.device.type == "cpu" and not torch.compiler.is_compiling() and not valid.any():
+    if torch.compiler.is_compiling():
+        return
+    if features.shape[2] == 1 and any(term.anchors == "G" for term in terms):
+        warnings.warn(
+            "this loss has anchors at sub-networks, and these features are the backbone's alone: that part of it is 0.",
+            SelfconWarning,
+            stacklevel=2,
+        )
+    if features.device.type == "cpu" and not valid.any():
         warnings.warn(
             "no anchor of this batch has a positive, so its loss is 0 and trains nothing: no two features that are "
             "contrasted share a label (or, without labels, a sample).",

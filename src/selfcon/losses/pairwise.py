@@ -23,9 +23,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from selfcon.losses.first_derivative import first_derivative_only
 from selfcon.losses.sets import Contrast, Term, belongs
+
+NO_SECOND = "A loss of tiles has a first derivative only: take implementation='dense' for a second."
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class _Objective(torch.autograd.Function):
         return add_up(ctx, z, tau, engine.statistics(pairs), pairs.exits[pairs.own], pairs.terms)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only(NO_SECOND)
     def backward(ctx: Any, above: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         z, tau, log_denominator, positives, valid, *farther = ctx.saved_tensors
         pull = above[:, None] * valid

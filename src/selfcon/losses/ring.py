@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from selfcon.losses.first_derivative import first_derivative_only
 from selfcon.losses.gather import count_rows
-from selfcon.losses.pairwise import Statistics, add_up
+from selfcon.losses.pairwise import NO_SECOND, Statistics, add_up
 from selfcon.losses.sets import Contrast, Term
 from selfcon.losses.tiled import Rectangle, Side
 
@@ -68,7 +68,7 @@ class _Ring(torch.autograd.Function):
         return add_up(ctx, z, tau, Statistics(log_denominator, attraction, positives), own.exits, terms)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only(NO_SECOND)
     def backward(ctx: Any, above: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         z, tau, log_denominator, positives, valid = ctx.saved_tensors
         own, remembered = _sides(z, ctx.contrast)

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from selfcon.config import flatten, read_yaml
+from selfcon.config import flatten, make_settings, read_yaml
 from selfcon.errors import UsageError, unknown_name
 
 
@@ -58,7 +58,12 @@ def load_recipe(name: str, above: tuple[str, ...] = ()) -> Recipe:
         tree = read_yaml(Path(name))
         base = tree.pop("recipe", None)
         below = load_recipe(str(base), (*above, name)).settings if base is not None else {}
-        return Recipe(name, {**exchange_network(below, str(tree.get("model", below.get("model")))), **flatten(tree)})
+        below = exchange_network(below, str(tree.get("model", below.get("model"))))
+        try:
+            rate = exchange_rate(below, tree)
+        except UsageError:
+            rate = {}  # what is wrong in it is told to whoever makes settings of it
+        return Recipe(name, {**below, **flatten(tree), **rate})
     if name not in list_recipes():
         raise unknown_name("recipe", name, list_recipes())
     book = _book()
@@ -122,6 +127,21 @@ def exchange_network(settings: Mapping[str, Any], network: str) -> dict[str, Any
         if not name.startswith("model_options.") and not (name in before and before[name] == value)
     }
     return {**kept, **{name: value for name, value in after.items() if name not in kept}}
+
+
+def exchange_rate(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a recipe's learning rate becomes with what is given over it, if that changes it.
+
+    It is for the recipe's own batch, and scaled for another; another optimiser needs a rate of its own.
+    """
+    below, above = make_settings(settings), make_settings(settings, given)
+    if below.lr is None or "lr" in given:
+        return {}
+    if above.optim.name != below.optim.name:
+        return {"lr": None}
+    if above.optim.name == "adamw" or above.batch_size == below.batch_size:
+        return {}
+    return {"lr": below.lr * above.batch_size / below.batch_size}
 
 
 def count_images(name: str) -> int:

@@ -44,7 +44,8 @@ def create_optimizer(
 class LARS(Optimizer):
     """SGD with momentum whose step is, for each matrix or kernel, in proportion to the length of its weights.
 
-    You, Gitman and Ginsburg (2017). Vectors (biases, normalisation) are neither scaled nor decayed. Where `found_inf`,
+    You, Gitman and Ginsburg (2017) in the form of SimCLR: the length of a gradient includes its weight decay, and the
+    rate is outside the momentum. Vectors (biases, normalisation) are neither scaled nor decayed. Where `found_inf`,
     a tensor, is set to something else than 0, as in torch's fused optimisers, nothing is changed.
     """
 

@@ -40,7 +40,7 @@ class LearningRate:
         if self.settings.kind == "constant":
             return self.base
         if self.settings.kind == "step":
-            passed = sum(before >= round(m * self.epochs, 6) for m in self.settings.milestones)
+            passed = sum(before >= round(m * self.epochs, 3) for m in self.settings.milestones)
             return self.base * self.settings.gamma**passed
         done = (before + 1) / self.epochs
         if self.settings.kind == "smooth-cosine":

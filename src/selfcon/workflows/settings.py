@@ -11,7 +11,7 @@ from selfcon.errors import UsageError
 from selfcon.losses.methods import get_method
 from selfcon.networks.exits import parse_exits
 from selfcon.networks.names import NAMED
-from selfcon.paper.recipes import exchange_network, load_recipe
+from selfcon.paper.recipes import exchange_network, exchange_rate, load_recipe
 from selfcon.progress import say
 
 DEFAULT_RECIPE = "digits"
@@ -22,9 +22,10 @@ def collect_settings(
 ) -> Settings:
     """Settings from a recipe and what was given over it; for the digits, their recipe is the ground.
 
-    A recipe's learning rate is for its own batch: another batch size scales it, unless a rate is given too. Another
-    network does not take over what the recipe has for its own. `wrong` is what the caller has to complain about, told
-    together with what is found here. What is worth a note is told, unless somebody has.
+    A recipe's learning rate is for its own batch and optimiser: another batch size scales it, another optimiser takes
+    its own, unless a rate is given too. Another network does not take over what the recipe has for its own. `wrong` is
+    what the caller has to complain about, told together with what is found here. What is worth a note is told, unless
+    somebody has.
     """
     if recipe is None and given.get("data", DEFAULT_RECIPE) == DEFAULT_RECIPE:
         recipe = DEFAULT_RECIPE
@@ -37,7 +38,7 @@ def collect_settings(
         ground.pop("width", None)  # which only those have
     wrong = [*wrong, *(f"In {recipe}: {sentence}" for sentence in _try(lambda: make_settings(ground))[1])]
     if not wrong:
-        settings, wrong = _try(lambda: _scaled(ground, given))
+        settings, wrong = _try(lambda: make_settings(ground, given, exchange_rate(ground, given)))
     else:
         wrong += _try(lambda: make_settings(given))[1]
     # Names that only other parts know are looked at too, so that all mistakes are told at once.
@@ -51,17 +52,6 @@ def collect_settings(
     if tell and given.get("exits") and not get_method(settings.method).uses_exits and parse_exits(settings.exits):
         say(f"note: {settings.method} is of the backbone alone: exits are not used")
     return settings
-
-
-def _scaled(ground: Mapping[str, Any], given: Mapping[str, Any]) -> Settings:
-    below, settings = make_settings(ground), make_settings(ground, given)
-    if below.lr is None or "lr" in given:
-        return settings
-    if settings.optim.name != below.optim.name:
-        return make_settings(ground, given, {"lr": None})  # another optimiser needs a rate of its own
-    if settings.optim.name == "adamw" or settings.batch_size == below.batch_size:
-        return settings
-    return make_settings(ground, given, {"lr": below.lr * settings.batch_size / below.batch_size})
 
 
 def _try(work: Callable[[], Any]) -> tuple[Any, list[str]]:
