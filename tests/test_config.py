@@ -135,6 +135,14 @@ def test_recipes_hold_the_papers_settings(tmp_path: Path) -> None:
         load_recipe("cifar100-resnet-18-selfcon")
 
 
+def test_a_path_is_no_name_and_a_value_no_section() -> None:
+    assert make_settings({"data": Path("digits")}).data == "./digits"
+    assert make_settings({"data": "digits"}).data == "digits"
+    for wrong in ({"model_options": 5}, {"model_options": None}, {"model_options.a": 1, "model_options.a.b": 2}):
+        with pytest.raises(UsageError, match="model_options"):
+            make_settings(wrong)
+
+
 def test_another_network_than_the_recipes(tmp_path: Path) -> None:
     wide = collect_settings("cifar100-wrn16_8-selfcon", {})
     assert collect_settings("cifar100-resnet18-selfcon", {"model": "wrn16_8"}) == wide

@@ -67,6 +67,7 @@ def test_lazy_names_are_those_that_type_checkers_see(package: object) -> None:
     for name in typed:
         public = getattr(package, name)
         assert isinstance(public, str) or public.__name__.rpartition(".")[-1] == name
+        assert getattr(package, name) is public, "whatever was imported meanwhile"
 
 
 def test_the_licence_travels_with_the_package() -> None:

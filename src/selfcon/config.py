@@ -211,11 +211,14 @@ def make_settings(*layers: Mapping[str, Any]) -> Settings:
                     error = UsageError(f"Unknown setting {name!r}; did you mean {_MEANT[name]!r}?")
                 wrong.append(str(error).rstrip(".?"))
                 continue
-            place = tree
+            place: Any = tree
             *sections, last = name.split(".")
             for section in sections:
-                place = place.setdefault(section, {})
-            place[last] = os.fspath(value) if isinstance(value, os.PathLike) else value
+                place = place.setdefault(section, {}) if isinstance(place, dict) else {}
+            if isinstance(place, dict):
+                place[last] = _as_path(value) if isinstance(value, os.PathLike) else value
+            else:
+                wrong.append(f"{'.'.join(sections)} is a value, and so has no {last}")
     try:
         settings = Settings.model_validate(tree)
     except ValidationError as error:
@@ -223,6 +226,12 @@ def make_settings(*layers: Mapping[str, Any]) -> Settings:
     if wrong:
         raise UsageError("; ".join(wrong) + ".")
     return settings
+
+
+def _as_path(value: os.PathLike[str]) -> str:
+    """A path as text that nobody takes for the name of something."""
+    text = os.fspath(value)
+    return text if os.sep in text else os.path.join(os.curdir, text)  # noqa: PTH118 - which would leave the dot out
 
 
 def make_section(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
@@ -265,8 +274,9 @@ def _names(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 NAMES = tuple(_names(Settings))
-PROBE_NAMES = tuple(name for name in NAMES if name.startswith("probe.") or name == "watch.test_in_probe")
 """Every setting by its dotted name."""
+PROBE_NAMES = tuple(name for name in NAMES if name.startswith("probe.") or name == "watch.test_in_probe")
+"""Those that a probe of a trained encoder can have for itself."""
 
 
 def choices_of_settings(section: type[BaseModel] = Settings, prefix: str = "") -> dict[str, tuple[str, ...]]:

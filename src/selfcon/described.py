@@ -7,6 +7,9 @@ import inspect
 from collections.abc import Mapping, Set
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import partial
+from pathlib import PurePath
 from typing import Any
 
 _KNOWN = frozenset(("selfcon", "torch", "builtins"))  # whose code is not looked at
@@ -70,9 +73,21 @@ def _plain(value: Any) -> Any:
         return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
     if is_module(value):
         return _describe_module(value)
+    if isinstance(value, partial):
+        return ["partial", _plain(value.func), _plain(value.args), _plain(value.keywords)]
     if isinstance(value, type) or inspect.isroutine(value):
-        return [value.__qualname__, hash_code(value)]
+        return [value.__qualname__, hash_code(value), *_enclosed(value)]
+    if isinstance(value, Enum | PurePath | bytes | complex) or type(value).__name__ in {"dtype", "device"}:
+        return [type(value).__qualname__, repr(value)]
     return [type(value).__qualname__, _hash_numbers(value)]
+
+
+def _enclosed(value: Any) -> list[Any]:
+    """What a function took along from where it was made; nothing where there is nothing."""
+    cells = inspect.getclosurevars(value).nonlocals if inspect.isfunction(value) else {}
+    # A function that it calls may be itself.
+    told = [[name, each.__qualname__ if inspect.isroutine(each) else _plain(each)] for name, each in cells.items()]
+    return [sorted(told)] if told else []
 
 
 def hash_code(what: Any) -> str | None:

@@ -36,6 +36,7 @@ def test_a_folder_broken_in_every_way(folder: Path) -> None:
     (train / "ç[1]" / "1.png").unlink()
     (train / "ç[1]" / "notes.txt").write_text("")
     (train / "ç[1]" / "photo.heic").write_text("")
+    shutil.copy(train / "a b" / "2.png", train / "beside.png")
     (train / "empty").mkdir()
     (test / "only here").mkdir()
     audit, _ = selfcon.data.check(folder)
@@ -51,7 +52,11 @@ def test_a_folder_broken_in_every_way(folder: Path) -> None:
     assert sorted(Path(line.split(" is ")[0]).name for line in audit.unreadable) == ["0.png", "1.png"]
     assert audit.duplicates == {"within train": 1, "within test": 0, "test in train": 2, "under two labels": 1}
     assert any("EXIF data of 1 image cannot be read" in warning for warning in audit.warnings)
-    assert any("2 files are not taken for images" in warning for warning in audit.warnings)
+    assert any(
+        "2 files are not taken for images, by the endings: '.heic', '.txt'" in warning for warning in audit.warnings
+    )
+    assert any("1 image is beside the folders of the classes and belongs to none" in each for each in audit.warnings)
+    assert any("there twice or more, such as " in warning and "1.png" in warning for warning in audit.warnings)
     assert any("accuracy will look better" in warning for warning in audit.warnings)
     assert any("under two labels" in warning for warning in audit.warnings)
 

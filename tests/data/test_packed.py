@@ -211,7 +211,10 @@ def test_pixels_that_look_like_a_jpeg_are_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../out", "/etc/x", ".hidden", ""])
-def test_a_name_that_leads_elsewhere_is_refused(name: str, folder: Path, tmp_path: Path) -> None:
+def test_a_name_that_leads_elsewhere_is_refused(
+    name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("selfcon.data.packed._as_file_name", str)  # as a file may say that is not ours
     source = selfcon.data.load(folder)
     packed = selfcon.data.pack(Source(name, source.classes, source.train, source.test), tmp_path / "x.pack")
     with pytest.raises(UnsafeError, match="its name is"):
@@ -235,3 +238,10 @@ def test_jpegs_stay_as_they_are_wherever_they_come_from(tmp_path: Path) -> None:
         for other in (once, again):
             assert np.array_equal(other.train[index], source.train[index])
         assert np.array_equal(packed.train[index], sharded.train[index])
+
+
+@pytest.mark.parametrize("name", [".photos", "a/b"])
+def test_names_that_lead_somewhere_are_put_right(name: str, tmp_path: Path) -> None:
+    images = selfcon.data.ArrayImages(np.zeros((4, 8, 8, 3), np.uint8), np.arange(4) % 2, "zeros")
+    path = selfcon.data.pack(Source(name, ("a", "b"), train=images, test=images), tmp_path / "data.selfcon")
+    assert selfcon.data.load(path).name in {"photos", "a-b"}

@@ -409,3 +409,11 @@ def test_holding_out_is_stratified_and_leaves_test_alone(folder: Path) -> None:
         source.hold_out(0.1)
     with pytest.raises(UsageError, match="each class must keep one"):
         selfcon.data.load(folder).hold_out(0.9)
+
+
+@pytest.mark.parametrize(
+    "pixels", [np.zeros((2, 4, 4, 3), np.float32), np.zeros((2, 4, 4), np.uint8), np.zeros((2, 4, 4, 4), np.uint8)]
+)
+def test_pixels_that_are_no_images(pixels: Any) -> None:
+    with pytest.raises(DataError, match=r"mine wants pixels of uint8.*\[N, H, W, 3\], not"):
+        selfcon.data.ArrayImages(pixels, np.arange(2), "mine")

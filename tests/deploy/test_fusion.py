@@ -32,3 +32,31 @@ def test_joined_layers_change_nothing(name: str) -> None:
         assert torch.allclose(before[leave], after[leave], atol=1e-4, rtol=1e-4)
     if name.startswith(("resnet1", "resnet34", "vgg")):
         assert count > 10
+
+
+class NormFirst(nn.Module):
+    """Names of a block that has its convolution first, in the other order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.conv1(self.bn1(x))
+        return out
+
+
+class Skipping(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        between = self[0](x)
+        out: torch.Tensor = self[1](between) + between
+        return out
+
+
+@pytest.mark.parametrize("block", [NormFirst(), Skipping(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))], ids=["block", "sum"])
+def test_layers_of_a_script_are_left_alone(block: nn.Module) -> None:
+    images = torch.randn(4, 3, 8, 8)
+    block.train()(images)
+    before = block.eval()(images)
+    fuse_normalisation(block)
+    torch.testing.assert_close(block(images), before)

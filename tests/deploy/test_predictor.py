@@ -114,6 +114,7 @@ def test_images_of_every_kind_are_one_image(place: Path, model: Predictor) -> No
         pixels,
         tensor,
         tensor.permute(2, 0, 1),
+        tensor.permute(2, 0, 1) / 255,
         Image.fromarray(pixels),
     ]
     expected = model.predict(path)[0]
@@ -122,6 +123,8 @@ def test_images_of_every_kind_are_one_image(place: Path, model: Predictor) -> No
     assert model.predict(np.stack([pixels, pixels]))[1].classes == expected.classes
     with pytest.raises(UsageError, match="uint8 pixels"):
         model.predict([pixels / 255])  # type: ignore[list-item]
+    with pytest.raises(UsageError, match=r"0 to 1, which float32 \[3, 16, 16\] are not"):
+        model.predict([tensor.permute(2, 0, 1).float()])
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.6, 0.9, 2.0])
@@ -207,7 +210,9 @@ def test_a_table_a_spreadsheet_and_lines(place: Path, tmp_path: Path, monkeypatc
     rows = list(csv.DictReader(io.StringIO(found.stdout)))
     assert list(rows[0]) == ["file", "label", "exit", "class1", "probability1", "class2", "probability2"]
     assert len(rows) == 15
-    done = call(*words, f"{place}/images/**/00*.png", "--format", "jsonl", "--output", "x.jsonl", cwd=tmp_path)
+    done = call(*words, place / "images" / "class 0", "--output", "x.CSV", cwd=tmp_path)
+    assert (tmp_path / "x.CSV").read_text().splitlines() == found.stdout.splitlines()
+    done = call(*words, f"{place}/images/**/00*.png", "--output", "x.jsonl", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
     assert len(lines) == 10

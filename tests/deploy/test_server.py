@@ -36,7 +36,8 @@ from selfcon.deploy.gallery import Gallery
 from selfcon.deploy.holder import Holder
 from selfcon.deploy.limits import Limits, Rates
 from selfcon.deploy.server import make_app
-from selfcon.workflows.serving import make_gallery
+from selfcon.errors import UsageError
+from selfcon.workflows.serving import _listen, make_gallery
 
 PNG = {"content-type": "image/png"}
 
@@ -448,3 +449,9 @@ def test_the_page_says_unknown_where_the_service_does(place: Path, silence: floa
                     assert answer["unknown"] or silence == 0
                     compared += 1
         assert compared
+
+
+@pytest.mark.parametrize("port", [-1, 70_000])
+def test_a_port_that_there_is_not(port: int) -> None:
+    with pytest.raises(UsageError, match="--port takes 0 to 65535"):
+        _listen("127.0.0.1", port)

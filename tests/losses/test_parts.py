@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 import selfcon
@@ -18,6 +19,7 @@ from selfcon.errors import UsageError
 from selfcon.losses import methods
 from selfcon.losses.parts import find_parts, with_own_parts
 from selfcon.losses.temperature import LearnedTemperature
+from selfcon.training.checkpoint import plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,3 +132,13 @@ def test_a_module_is_known_again(tmp_path: Path) -> None:
     assert told[0] == told[1]
     assert all(each["head"] != told[0]["head"] for each in told[2:])
     assert told[2]["head"]["tensors"] == told[0]["head"]["tensors"] != told[3]["head"]["tensors"]
+
+
+def test_what_is_shared_is_kept(tmp_path: Path) -> None:
+    linear = nn.Linear(2, 3)
+    tied = nn.ModuleList([linear, linear])
+    kept = plain(tied.state_dict())
+    (tmp_path / "kept.safetensors").write_bytes(save(kept))
+    again = nn.ModuleList([nn.Linear(2, 3), nn.Linear(2, 3)])
+    again.load_state_dict(load_file(tmp_path / "kept.safetensors"))
+    assert all(torch.equal(each.weight, linear.weight) for each in again)  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ from selfcon.networks.exits import parse_exits
 from selfcon.training import checkpoint
 from selfcon.training.artifact import load_model
 from selfcon.workflows.doctor import examine, expected_positives
+from selfcon.workflows.task import find_size
 from tests.cli.calling import call
 from tests.workflows.conftest import write_noise, write_stripes
 
@@ -138,6 +139,53 @@ def test_done_is_said_and_other_settings_are_refused(stripes: Path, tmp_path: Pa
         selfcon.fit(data=str(stripes), out=tmp_path / "run", seed=1, **SMALL)
     selfcon.fit(data=str(stripes), out=tmp_path / "run", seed=1, overwrite=True, **SMALL)
     assert (tmp_path / "run" / "model.safetensors").read_bytes() != weights
+
+
+def test_what_is_overwritten_stays_until_training_starts(stripes: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    selfcon.fit(data=str(stripes), out=run, **SMALL)
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    for refused in ({"data": "nosuch.npz"}, {"data": str(stripes), "batch_size": 1}):
+        with pytest.raises((UsageError, InputMissingError)):
+            selfcon.fit(out=run, overwrite=True, **{**SMALL, **refused})
+        assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+        assert (run / "checkpoints").is_dir()
+        assert not (run / ".before").exists()
+
+
+def test_what_was_set_aside_comes_back_after_a_kill(stripes: Path, tmp_path: Path) -> None:
+    """Killed while it was set aside, or after that while the data were read."""
+    run = tmp_path / "run"
+    done = selfcon.fit(data=str(stripes), out=run, **SMALL)
+    for moved in (["config.yaml", "results.json"], sorted(path.name for path in run.iterdir() if path.name != ".lock")):
+        (run / ".before").mkdir()
+        for name in moved:
+            (run / name).rename(run / ".before" / name)
+        if len(moved) > 2:
+            shutil.copy(run / ".before" / "environment.json", run / "environment.json")
+            (run / "config.yaml").write_text("seed: 7\n")
+        again = selfcon.fit(data=str(stripes), out=run, **SMALL)
+        assert again.pop("already_done")
+        assert again == done
+        assert not (run / ".before").exists()
+
+
+def test_a_run_needs_the_weights_no_more_that_it_began_with(stripes: Path, tmp_path: Path) -> None:
+    selfcon.pretrain(data=str(stripes), out=tmp_path / "first", **SMALL)
+    shutil.copy(tmp_path / "first" / "model.safetensors", tmp_path / "weights.safetensors")
+    call_it = {"data": str(stripes), "out": tmp_path / "run", "weights": str(tmp_path / "weights.safetensors"), **SMALL}
+    selfcon.pretrain(**call_it)
+    (tmp_path / "weights.safetensors").unlink()
+    assert selfcon.pretrain(**call_it)["already_done"]
+    (tmp_path / "run" / "results.json").unlink()
+    assert "already_done" not in selfcon.pretrain(**call_it)  # from its last checkpoint
+
+
+def test_a_refused_run_with_a_log_leaves_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    with pytest.raises(InputMissingError):
+        selfcon.fit(data="nosuch.npz", out=tmp_path / "run", log="tensorboard", **SMALL)
+    assert not (tmp_path / "run").exists()
 
 
 def test_pretrain_and_probe_are_fit(stripes: Path, tmp_path: Path) -> None:
@@ -429,12 +477,22 @@ def test_folders_of_other_sizes(tmp_path: Path) -> None:
             for number in range(6):
                 pixels = rng.integers(0, 120, (20 + number, 30, 3)) + 100 * label
                 Image.fromarray(pixels.astype(np.uint8)).save(root / split / name / f"{number}.jpg")
-    with pytest.raises(UsageError, match="choose one with --image-size"):
+    with pytest.raises(UsageError, match="choose it with --image-size"):
         selfcon.fit(data=str(root), out=tmp_path / "run", **SMALL)
     with pytest.warns(SelfconWarning, match="each epoch is one step"):
         result = selfcon.fit(data=str(root), out=tmp_path / "out [ü]", image_size=16, **SMALL)
     assert list(result["accuracy"]) == ["backbone", "exit2", "ensemble"]
     assert selfcon.evaluate(tmp_path / "out [ü]")["images"] == 12
+
+
+def test_small_squares_in_files_need_no_size(tmp_path: Path) -> None:
+    write_noise(tmp_path / "noise", images=10)
+    assert find_size(selfcon.data.load(tmp_path / "noise")) == 16
+    Image.new("RGB", (16, 17)).save(tmp_path / "noise" / "one" / "9.png")
+    assert find_size(selfcon.data.load(tmp_path / "noise")) is None
+    for path in (tmp_path / "noise").rglob("*.png"):
+        Image.new("RGB", (97, 97)).save(path)
+    assert find_size(selfcon.data.load(tmp_path / "noise")) is None, "a size that takes long is chosen"
 
 
 def test_eight_channels_and_an_odd_batch_do_not_break_the_process(stripes: Path, tmp_path: Path) -> None:

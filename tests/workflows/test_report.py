@@ -255,6 +255,14 @@ def test_what_is_no_run_is_left_out_of_many(runs: Path, tmp_path: Path, capsys: 
     assert "left out, since they hold no run" in capsys.readouterr().err
 
 
+def test_a_folder_of_runs_is_all_of_them(runs: Path, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        shutil.copytree(runs / "selfcon", tmp_path / "seeds" / f"seed-{seed}")
+    page = write_report(tmp_path / "seeds")  # type: ignore[arg-type]
+    assert page == tmp_path / "seeds" / "report.html"
+    assert page.read_text().count("<section ") == 2
+
+
 def test_an_encoder_that_is_probed_is_under_way(runs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs / "selfcon", run)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from selfcon.cli.parsing import Parser
-from selfcon.errors import DataError, StorageError, printable
+from selfcon.errors import DataError, SelfconError, StorageError, printable
 
 if TYPE_CHECKING:
     from selfcon.deploy.predictor import Prediction
@@ -36,7 +36,7 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument("--budget", type=float, help="mean part of the whole cost to spend, such as 0.6")
     parser.add_argument("--batch-size", type=int, default=64, help="(default: 64)")
-    parser.add_argument("--format", choices=tuple(_WRITERS), default="table", help="(default: table)")
+    parser.add_argument("--format", choices=tuple(_WRITERS), help="(default: by the ending of --output, or table)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="(default: standard output)")
     parser.add_argument("--device", default="auto", metavar="STR", help="cpu, cuda, ... (default: auto)")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
             rows = [_as_row(path, answer) for path, answer in _without(answered, failed)]
             file.write(json.dumps({"predictions": rows, "failed": failed}, indent=1, ensure_ascii=False) + "\n")
         else:
-            _WRITERS[options.format](_without(answered, failed), file, options.top)
+            _WRITERS[options.format or _format_of(options.output)](_without(answered, failed), file, options.top)
     if failed:
         for sentence in failed:
             sys.stderr.write(f"selfcon: {printable(sentence)}\n")
@@ -80,6 +80,12 @@ def _without(answered: Answered, failed: list[str]) -> Iterator[tuple[Path, Pred
             yield path, answer
 
 
+def _format_of(output: Path | None) -> str:
+    """By its ending."""
+    ending = "" if output is None else output.suffix[1:].lower()
+    return ending if ending in _WRITERS else "table"
+
+
 @contextmanager
 def _open(output: Path | None) -> Iterator[TextIO]:
     if output is None:
@@ -92,10 +98,12 @@ def _open(output: Path | None) -> Iterator[TextIO]:
         with part.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
             yield file
         part.replace(output)
-    except OSError as error:
+    except BaseException as error:
         with suppress(OSError):
             part.unlink(missing_ok=True)
-        raise StorageError(f"{output} cannot be written ({error.strerror}).") from error
+        if isinstance(error, OSError) and not isinstance(error, SelfconError):
+            raise StorageError(f"{output} cannot be written ({error.strerror}).") from error
+        raise
 
 
 def _as_row(path: Path, answer: Prediction) -> dict[str, Any]:

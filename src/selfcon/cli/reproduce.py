@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from selfcon.cli.parsing import Parser, print_json
 from selfcon.cli.settings import add_compile
-from selfcon.errors import InputMissingError, UsageError, hint_path
+from selfcon.errors import InputMissingError, StorageError, UsageError, hint_path
 from selfcon.progress import say
 
 if TYPE_CHECKING:
@@ -171,9 +171,12 @@ def _draw(name: str, out: Path) -> None:
     methods = [
         get_method(each) for each in (("supcon", "selfcon") if name == "F1" else ("supcon-s", "selfcon", "selfcon-m"))
     ]
-    out.mkdir(parents=True, exist_ok=True)
     path = out / f"{name}.png"
-    path.write_bytes(draw_sets(methods))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(draw_sets(methods))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written ({error.strerror}).") from error
     for method in methods:
         print(f"\n  {method.name}: o the anchor itself, + a positive, - a negative, . not looked at")
         print("\n".join(f"    {line}" for line in print_sets(method)))

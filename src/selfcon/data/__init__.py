@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from selfcon._lazy import attach
 
 if TYPE_CHECKING:
+    from selfcon.data import augment as augment
     from selfcon.data.audit import Audit as Audit
     from selfcon.data.audit import check as check
-    from selfcon.data.augment import augment as augment
     from selfcon.data.contact_sheet import draw_contact_sheet as draw_contact_sheet
     from selfcon.data.packed import pack as pack
     from selfcon.data.policies import Policy as Policy

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from selfcon.data.folders import count_others
+from selfcon.data.folders import list_others, list_strays
 from selfcon.data.images import decode
 from selfcon.data.packed import hash_content, is_packed
 from selfcon.data.scan import in_threads
 from selfcon.data.shards import is_sharded
 from selfcon.data.source import FileImages, Images, Source
-from selfcon.data.sources import load
+from selfcon.data.sources import list_sources, load
 from selfcon.errors import BadImageError, name_some
 from selfcon.progress import track
 
@@ -88,10 +88,10 @@ def check(
     few = [name for name, count in counts["train"].items() if 0 < count < _FEW]
     if few:
         warnings.append(f"Fewer than {_FEW} images to train with: {name_some(few)}.")
-    others = count_others(Path(data)) if Path(data).is_dir() and not is_sharded(Path(data)) else 0
-    if others:
-        warnings.append(f"{_count(others, 'file')} {_be(others)} not taken for images, by the endings.")
-    if Path(data).is_file() and is_packed(Path(data)):
+    named = isinstance(data, str) and data in list_sources()
+    if not named and Path(data).is_dir() and not is_sharded(Path(data)):
+        warnings += _find_unused(Path(data))
+    if not named and Path(data).is_file() and is_packed(Path(data)):
         said, is_now = hash_content(Path(data))
         if said != is_now:
             problems.append(f"{data} is damaged: its contents do not have the hash that was written with them.")
@@ -170,6 +170,22 @@ def _find_blank(samples: list[Sample]) -> list[str]:
     return warnings
 
 
+def _find_unused(folder: Path) -> list[str]:
+    """Files of a folder that nothing is learnt from."""
+    found = []
+    if others := list_others(folder):
+        endings = name_some(sorted({path.suffix or path.name for path in others}))
+        found.append(
+            f"{_count(len(others), 'file')} {_be(len(others))} not taken for images, by the endings: {endings}."
+        )
+    if strays := list_strays(folder):
+        found.append(
+            f"{_count(len(strays), 'image')} {_be(len(strays))} beside the folders of the classes and "
+            f"{'belong' if len(strays) > 1 else 'belongs'} to none, such as {strays[0]}."
+        )
+    return found
+
+
 def _find_duplicates(samples: dict[str, list[Sample]], classes: tuple[str, ...]) -> tuple[dict[str, int], list[str]]:
     """Images that are the same pixel for pixel: within a split, across splits, under two labels."""
     groups: dict[bytes, list[tuple[str, Sample]]] = defaultdict(list)
@@ -184,7 +200,11 @@ def _find_duplicates(samples: dict[str, list[Sample]], classes: tuple[str, ...])
         extra = sum(max(0, sum(place == split for place, _ in group) - 1) for group in repeated)
         found[f"within {split}"] = extra
         if extra:
-            warnings.append(f"{_count(extra, 'image')} of {split} {_be(extra)} there twice or more.")
+            group = next(group for group in repeated if sum(place == split for place, _ in group) > 1)
+            here, there = [sample.where for place, sample in group if place == split][:2]
+            warnings.append(
+                f"{_count(extra, 'image')} of {split} {_be(extra)} there twice or more, such as {here} and {there}."
+            )
     for earlier, split in itertools.combinations(samples, 2):
         shared = [group for group in repeated if {earlier, split} <= {place for place, _ in group}]
         count = sum(place == split for group in shared for place, _ in group)

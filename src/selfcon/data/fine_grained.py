@@ -91,7 +91,7 @@ def _read_stanford40(folder: Path) -> tuple[Path, Listed, Listed]:
 
 def _lines(path: Path) -> list[str]:
     _check_there(path)
-    return [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    return [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
 
 
 def _check_there(path: Path) -> None:

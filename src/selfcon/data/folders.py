@@ -145,13 +145,25 @@ def _may_be_image(path: Path) -> bool:
     return path.is_file() or not path.exists()
 
 
-def count_others(folder: Path) -> int:
-    """Files below a folder that are not taken for images, hidden ones aside."""
-    return sum(
-        not file.startswith(".") and Path(file).suffix.lower() not in SUFFIXES
-        for _, _, files in os.walk(folder)
-        for file in files
-    )
+def list_others(folder: Path) -> list[Path]:
+    """Files below a folder that are not taken for images by their endings, hidden ones aside."""
+    return [
+        Path(place) / file
+        for place, _, files in os.walk(folder)
+        for file in sorted(files)
+        if not file.startswith(".") and Path(file).suffix.lower() not in SUFFIXES
+    ]
+
+
+def list_strays(folder: Path) -> list[Path]:
+    """Images beside the folders of the classes, in a folder of them or of its splits: they belong to none."""
+    places = [folder, *(folder / name for name in list_classes(folder) if name.lower() in _SPLIT_NAMES)]
+    return [
+        path
+        for place in places
+        for path in sorted(place.iterdir())
+        if path.suffix.lower() in SUFFIXES and path.is_file() and not path.name.startswith(".")
+    ]
 
 
 def _note_unused(folder: Path, used: tuple[str, ...]) -> None:

@@ -155,7 +155,7 @@ def pack(source: Source, path: str | Path, *, max_side: int | None = None, encod
 def _write(file: BinaryIO, source: Source, form: Form) -> None:
     metadata = {
         "format": _FORMAT,
-        "name": source.name,
+        "name": _as_file_name(source.name),
         "classes": json.dumps(source.classes),
         "may_flip": json.dumps(source.may_flip),
         "made_from_sha256": "0" * 64,
@@ -248,6 +248,11 @@ def load_packed(path: Path) -> Source:
     if train is None or test is None:
         raise DataError(f"{path} lacks training or test images.")
     return check_source(Source(name, classes, train=train, test=test, val=splits["val"]))
+
+
+def _as_file_name(name: str) -> str:
+    """What a folder may be called and a name may not, put right."""
+    return name.replace("/", "-").replace("\\", "-").lstrip(".") or "data"
 
 
 def _file_name(name: str) -> str:

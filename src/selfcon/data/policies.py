@@ -41,6 +41,11 @@ class Policy:
             raise UsageError(f"RandAugment's magnitude is 0 to 30, not {self.magnitude}.")
         if not 0 < self.scale[0] <= self.scale[1]:
             raise UsageError(f"A crop takes from a smaller to a larger share of the image, not {self.scale}.")
+        if not 0 < self.ratio[0] <= self.ratio[1]:
+            raise UsageError(f"A crop's width over its height is from a smaller to a larger one, not {self.ratio}.")
+        for name in ("flip_probability", "jitter_probability", "grey_probability"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"{name} is 0 to 1, not {getattr(self, name)}.")
         if self.numbers < 1:
             raise UsageError(f"A step of one's own is given at least one random number a sample, not {self.numbers}.")
 

@@ -31,6 +31,7 @@ from selfcon.data.cutting import Cutter
 from selfcon.data.images import Pixels
 from selfcon.data.store import Store, allocate
 from selfcon.errors import HungError
+from selfcon.memory import count_cores
 
 T = TypeVar("T")
 _BEGIN_WITHIN = 100.0  # seconds
@@ -74,7 +75,7 @@ class Threads(Readers):
 
     def __init__(self, store: Store) -> None:
         self._store, self._done = store, 0
-        self._pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="read")
+        self._pool = ThreadPoolExecutor(count_cores(), thread_name_prefix="read")
 
     @property
     def progress(self) -> int:

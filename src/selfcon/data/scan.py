@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from selfcon.errors import HungError
+from selfcon.memory import count_cores
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -24,7 +24,7 @@ def in_threads(
     patience: float | None = None,
 ) -> Iterator[Out]:
     """What `work` makes of each item, in order, a few ahead in threads: decoding leaves Python's lock."""
-    threads = os.cpu_count() or 1
+    threads = count_cores()
     patience = PATIENCE if patience is None else patience
     waiting: deque[tuple[In, Future[Out]]] = deque()
     pool = ThreadPoolExecutor(threads)

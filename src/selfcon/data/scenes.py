@@ -159,7 +159,8 @@ def _load_voc(folder: Path, task: Task) -> tuple[Scenes, list[str]]:
         path = lists / f"{split}.txt"
         if not path.is_file():
             raise InputMissingError(f"{path} is not there, which says what belongs to {split}.")
-        names = [line.split()[0] for line in path.read_text(errors="replace").splitlines() if line.strip()]
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        names = [line.split()[0] for line in lines if line.strip()]
         splits.append([scene for name in names if (scene := _read_voc(folder, name, task, problems)) is not None])
     return Scenes(folder.name, VOC_CLASSES, train=splits[0], test=splits[1]), problems
 

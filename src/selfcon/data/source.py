@@ -60,6 +60,9 @@ class ArrayImages(Images):
     encoded = False
 
     def __post_init__(self) -> None:
+        if self.pixels.dtype != np.uint8 or self.pixels.ndim != 4 or self.pixels.shape[3] != 3:
+            found = f"{self.pixels.dtype} {list(self.pixels.shape)}"
+            raise DataError(f"{self.name} wants pixels of uint8, 0 to 255, of the shape [N, H, W, 3], not {found}.")
         self.labels = _as_labels(self.labels, len(self.pixels) if self.rows is None else len(self.rows), self.name)
 
     @property
@@ -115,7 +118,7 @@ class FileImages(Images):
                 lines.append(f"{path.parent.name}/{path.name} {path.stat().st_size}\n")
             except OSError as error:
                 raise BadImageError(f"{path} cannot be read: {error.strerror}.") from error
-        return "".join(lines).encode()
+        return "".join(lines).encode("utf-8", "surrogateescape")
 
 
 def _as_labels(given: Any, images: int, name: str) -> Labels:

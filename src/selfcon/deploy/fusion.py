@@ -7,17 +7,24 @@ from itertools import pairwise
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from selfcon.described import package_of
+
+_IN_ORDER = ("selfcon", "timm", "torchvision")
+
 
 def fuse_normalisation(module: nn.Module) -> int:
     """Fold plain batch normalisation into the convolution before it, in place; how many were.
 
-    Only where it is certain that one follows the other: two layers of a sequence, or `conv1` with `bn1` right behind it
-    among the layers of a block (where normalisation comes first, its layers do, too). Only for evaluation.
+    Only for evaluation, and only where one follows the other: two layers of a plain sequence, or in a block of ours,
+    timm's or torchvision's `conv1` with `bn1` right behind it among its layers (where normalisation comes first, its
+    layers do, too). A block of somebody's script may run its layers in any order.
     """
     count = 0
     for parent in module.modules():
         children = list(parent.named_children())
-        sequence = isinstance(parent, nn.Sequential)
+        sequence = type(parent) is nn.Sequential
+        if not sequence and package_of(type(parent)) not in _IN_ORDER:
+            continue
         for (convolution, _), (norm, _) in pairwise(children):
             if not sequence and (convolution, norm) != (f"conv{norm[2:]}", f"bn{convolution[4:]}"):
                 continue

@@ -31,7 +31,8 @@ class Rates:
         left, before = self._left.get(client, (most, now))
         left = min(most, left + self.rate * (now - before))
         allowed = left >= 1
-        if len(self._left) > _MOST_CLIENTS:  # those that were not heard of for long have all of theirs again
-            self._left.clear()
+        if len(self._left) > _MOST_CLIENTS:  # who was not heard of for long has all of theirs again
+            whole = most / self.rate
+            self._left = {name: each for name, each in self._left.items() if now - each[1] < whole}
         self._left[client] = (left - 1 if allowed else left, now)  # who is refused goes on saving
         return allowed

@@ -17,7 +17,10 @@ from selfcon.data.images import Pixels, decode, from_pillow, read_image
 from selfcon.errors import UsageError
 
 Picture = str | Path | bytes | Pixels | Tensor | Image.Image
-"""A file, its contents, uint8 pixels [H, W, 3] or [H, W] (tensors [3, H, W]), or Pillow's image."""
+"""A file, its contents, uint8 pixels [H, W, 3] or [H, W], Pillow's image, or a tensor [3, H, W].
+
+Tensors are uint8, or floating point from 0 to 1, as torchvision makes them.
+"""
 
 
 def read_picture(picture: Picture) -> Pixels:
@@ -32,15 +35,20 @@ def read_picture(picture: Picture) -> Pixels:
 
 
 def _as_pixels(picture: Any) -> Pixels:
+    floating = isinstance(picture, Tensor) and picture.is_floating_point()
+    picture = picture.float() if floating else picture
     array = picture.numpy(force=True) if isinstance(picture, Tensor) else np.asarray(picture)
+    given = f"{array.dtype} {list(array.shape)}"
+    if floating and array.size:
+        if not (array.min() >= 0 and array.max() <= 1):
+            raise UsageError(f"A floating-point tensor is an image where its values are 0 to 1, which {given} are not.")
+        array = (array * 255).round().astype(np.uint8)
     if isinstance(picture, Tensor) and array.ndim == 3 and array.shape[0] == 3:
         array = array.transpose(1, 2, 0)
     if array.ndim == 2:
         array = np.repeat(array[:, :, None], 3, axis=2)
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or not array.size:
-        raise UsageError(
-            f"An image is a file or uint8 pixels of the shape [H, W, 3], not {array.dtype} {list(array.shape)}."
-        )
+        raise UsageError(f"An image is a file, uint8 pixels [H, W, 3] or a tensor [3, H, W], not {given}.")
     return array
 
 

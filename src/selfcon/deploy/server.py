@@ -318,7 +318,11 @@ class _Service:
     ) -> tuple[list[Pixels | BadImageError], Wish]:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if not kind.startswith("image/") and kind not in ("application/octet-stream", "application/json"):
-            raise HTTPException(415, "Send an image as it is, with Content-Type: image/jpeg or so, or several as JSON.")
+            raise HTTPException(
+                415,
+                "Send an image as it is, with Content-Type: image/jpeg or so, or several as JSON: "
+                '{"images": [BASE64, ...]}.',
+            )
         body = await self._body(request)
         images = [body]
         if kind == "application/json":

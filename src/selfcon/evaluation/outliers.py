@@ -40,7 +40,7 @@ class Neighbours:
         """Of as many samples, evenly taken, as are worth keeping."""
         if len(features) < 2:
             raise DataError("It takes at least two known images to tell strange ones by.")
-        rows = torch.linspace(0, len(features) - 1, min(most, len(features))).round().long()
+        rows = torch.linspace(0, len(features) - 1, min(most, len(features)), dtype=torch.double).round().long()
         return cls(normalize(features[rows].float()), min(10, len(rows)))
 
     def score(self, features: Tensor) -> Tensor:

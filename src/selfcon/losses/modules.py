@@ -9,7 +9,7 @@ from torch.distributed import ProcessGroup
 
 from selfcon.errors import UsageError
 from selfcon.losses.methods import get_method
-from selfcon.losses.objective import Memory, Tally, check_features, contrastive_loss
+from selfcon.losses.objective import Gather, Memory, Tally, check_features, contrastive_loss
 from selfcon.losses.temperature import LEAST, LearnedTemperature, check_number
 
 
@@ -31,7 +31,7 @@ class SelfConLoss(nn.Module):
         base_temperature: float | None = None,
         learn_temperature: bool = False,
         implementation: str = "auto",
-        gather: bool | None = None,
+        gather: Gather = None,
         process_group: ProcessGroup | None = None,
         contrast_mode: object = None,
     ) -> None:

@@ -119,6 +119,8 @@ def contrastive_loss(
     temperature, alpha = check_temperature(temperature), check_number("alpha", alpha, least=0)
     if base_temperature is not None:
         base_temperature = check_number("base_temperature", base_temperature, least=LEAST)
+    if gather not in (True, False, None, "ring"):
+        raise UsageError(f"gather must be True, False, None or 'ring', not {gather!r}.")
     check_features(features, "BVED")
     if labels is not None:
         check_labels(labels, len(features), features.device)

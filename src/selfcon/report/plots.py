@@ -152,4 +152,4 @@ def spread(count: int, most: int) -> Tensor:
     """Indices of at most `most` of `count` samples, evenly over their order."""
     if most < 1:
         raise UsageError(f"At least 1 sample must be taken, not {most}.")
-    return torch.arange(count) if count <= most else torch.linspace(0, count - 1, most).long()
+    return torch.arange(count) if count <= most else torch.linspace(0, count - 1, most, dtype=torch.double).long()

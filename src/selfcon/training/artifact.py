@@ -32,6 +32,7 @@ from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.options import bounded, check_options
 from selfcon.networks.registry import create_model
 from selfcon.networks.timm_config import tell_images
+from selfcon.training.checkpoint import plain
 from selfcon.training.files import inside, refuse_link
 from selfcon.training.folder import RunFolder
 
@@ -41,8 +42,7 @@ _MOST_PIXELS = 4096
 
 def save_model(run: RunFolder, net: MultiExitNetwork, facts: dict[str, Any]) -> None:
     """Write model.safetensors and model.json; `facts["network"]` are the arguments that build the network again."""
-    state = net.state_dict()
-    weights = save_tensors({name: state[name].cpu().contiguous() for name in sorted(state)})
+    weights = save_tensors(plain(net.state_dict()))
     told = {"format": _FORMAT, **facts, "weights_sha256": hashlib.sha256(weights).hexdigest()}
     run.write("model.safetensors", weights)
     run.write("model.json", json.dumps(told, indent=1, sort_keys=True) + "\n")
@@ -57,8 +57,7 @@ def save_encoder(run: RunFolder, epoch: int, module: nn.Module) -> None:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise StorageError(f"{folder} cannot be written ({error.strerror}).") from error
-    state = module.state_dict()
-    data = save_tensors({name: state[name].cpu().contiguous() for name in sorted(state)})
+    data = save_tensors(plain(module.state_dict()))
     run.write(f"encoders/epoch-{epoch:04d}.safetensors", data)
 
 

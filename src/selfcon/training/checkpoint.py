@@ -44,7 +44,7 @@ def save(folder: Path, name: str, checkpoint: Checkpoint) -> Path:
     assert _NAME.fullmatch(name), "others are not found again"
     _refuse_links(folder)
     target, staged = folder / name, folder / f".{name}.part"
-    data = save_tensors(_plain(checkpoint.tensors))
+    data = save_tensors(plain(checkpoint.tensors))
     facts = {**checkpoint.facts, "format": _FORMAT, "sha256": hashlib.sha256(data).hexdigest()}
     facts["facts_sha256"] = _hash_facts(json.loads(json.dumps(facts)))  # as they will be read
     try:
@@ -149,8 +149,16 @@ def _hash_facts(facts: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
 
-def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
+def plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """As safetensors takes them: by name, on the CPU, and those that share their memory each with its own."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        place = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if place in seen else tensor
+        seen.add(place)
+    return found
 
 
 def _refuse_links(folder: Path) -> None:

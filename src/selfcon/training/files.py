@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import stat
+import threading
 from pathlib import Path
 
 from selfcon.errors import UnsafeError
@@ -15,7 +16,7 @@ _LEFTOVER = re.compile(r"\..+\.(\d+)\.part")
 
 def write_whole(path: Path, data: bytes) -> None:
     """A file that is on the disk when this returns; replaced at once where it was there, a link included."""
-    staged = path.with_name(f".{path.name}.{os.getpid()}.part")
+    staged = path.with_name(f".{path.name}.{threading.get_native_id()}.{os.getpid()}.part")
     staged.unlink(missing_ok=True)
     try:
         with os.fdopen(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), "wb") as file:

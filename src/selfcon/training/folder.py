@@ -40,6 +40,7 @@ _WRITTEN = (
 )
 
 
+_BEFORE = ".before"  # what is to be overwritten, until there is something to take its place
 _REFUSED = (UsageError, DataError, InputMissingError, UnsafeError)
 
 
@@ -70,10 +71,13 @@ class RunFolder:
         try:
             run = cls(path, lock, made)
             asked = path / "config.yaml"
+            run._bring_back()
             _remove_leftovers(path)
             _check_is_run(path)
-            if overwrite or _never_began(path):
+            if _never_began(path):
                 run._clear()
+            elif overwrite:
+                run._set_aside()
             else:
                 _check_same_run(path, settings)
             if not asked.exists():
@@ -97,7 +101,9 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._lock is not None and isinstance(error, _REFUSED) and _never_began(self.path):
+        if self._lock is not None and (self.path / _BEFORE).exists():
+            self._bring_back()
+        elif self._lock is not None and isinstance(error, _REFUSED) and _never_began(self.path):
             self._clear()  # what was refused is no run: nothing is left of it
             (self.path / ".lock").unlink(missing_ok=True)
             with suppress(OSError):  # somebody else's is in there
@@ -146,6 +152,32 @@ class RunFolder:
         except (ValueError, TypeError, RecursionError) as error:
             raise _damaged(path, error) from error
 
+    def begin(self) -> None:
+        """Training starts: what it overwrites is not needed any more."""
+        if self._lock is not None:
+            shutil.rmtree(self.path / _BEFORE, ignore_errors=True)
+
+    def _set_aside(self) -> None:
+        """What is overwritten, config.yaml first: without it, `_bring_back` knows that this was not the end."""
+        refuse_link(self.path / _BEFORE).mkdir()
+        for name in _WRITTEN:
+            if (self.path / name).exists() or (self.path / name).is_symlink():
+                (self.path / name).rename(self.path / _BEFORE / name)
+
+    def _bring_back(self) -> None:
+        """What was to be overwritten by a run that never began; config.yaml last."""
+        before = self.path / _BEFORE
+        if not before.is_dir() or before.is_symlink():
+            return
+        if (self.path / "config.yaml").exists() and not _never_began(self.path):
+            self.begin()
+            return
+        (self.path / "config.yaml").unlink(missing_ok=True)
+        for name in reversed(_WRITTEN):
+            if (before / name).exists() or (before / name).is_symlink():
+                (before / name).replace(self.path / name)
+        before.rmdir()
+
     def _clear(self) -> None:
         """Remove what a run writes, and nothing else."""
         for name in _WRITTEN:
@@ -154,6 +186,11 @@ class RunFolder:
                 shutil.rmtree(child)
             else:
                 child.unlink(missing_ok=True)
+
+
+def has_learnt(path: str | Path) -> bool:
+    """Whether a folder holds a run that has trained, and so needs no more what it began with."""
+    return any((Path(path) / "checkpoints").glob("*/step-*"))
 
 
 def read_settings(path: str | Path) -> Settings:
@@ -187,6 +224,7 @@ def _never_began(path: Path) -> bool:
     """Whether a run was refused before its first step: there is nothing to go on with."""
     return {child.name for child in path.iterdir()} <= {
         ".lock",
+        _BEFORE,
         "config.yaml",
         "environment.json",
         "data.json",

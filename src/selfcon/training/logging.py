@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +16,20 @@ LOGGERS = ("tensorboard", "wandb")
 
 
 def check_logs(names: Sequence[str]) -> None:
-    """Refuse loggers that nobody knows."""
+    """Refuse loggers that nobody knows, or whose package is not there."""
     for name in names:
         if name not in LOGGERS:
             raise unknown_name("logger", name, LOGGERS)
+        if find_spec(name) is None:
+            raise UsageError(
+                f"--log {name} needs a package that is not there: pip install '.[log]' in selfcon's folder."
+            )
 
 
 def open_logs(names: Sequence[str], folder: Path, settings: dict[str, Any]) -> Callable[[Line], None] | None:
     """A function that passes a line of metrics on to every logger that was asked for."""
     check_logs(names)
-    writers = []
-    for name in names:
-        try:
-            writers.append((_tensorboard if name == "tensorboard" else _wandb)(folder, settings))
-        except ImportError as error:
-            raise UsageError(
-                f"--log {name} needs a package that is not there: pip install '.[log]' in selfcon's folder."
-            ) from error
+    writers = [(_tensorboard if name == "tensorboard" else _wandb)(folder, settings) for name in names]
 
     def log(line: Line) -> None:
         for write in writers:

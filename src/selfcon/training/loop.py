@@ -132,10 +132,9 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")
-    if status.exists():
-        return 1024 * next(
-            int(line.split()[1]) for line in status.read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM")
-        )
+    lines = status.read_text(encoding="utf-8").splitlines() if status.exists() else []
+    if found := [line.split()[1] for line in lines if line.startswith("VmHWM")]:
+        return 1024 * int(found[0])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 

@@ -145,7 +145,7 @@ class Pretraining(Stage):
     def loss_of_nothing(self) -> float:
         """What the loss of a full batch is where all features are equal, so that nothing is told apart."""
         count = min(self.batch_size, self.samples)
-        labels = self._train.labels[torch.linspace(0, self.samples - 1, count).long()].cpu()
+        labels = self._train.labels[torch.linspace(0, self.samples - 1, count, dtype=torch.double).long()].cpu()
         features = torch.ones(count, self._method.views, 1 + len(self.net.exits), 2)
         loss = self._settings.loss
         return float(

@@ -74,7 +74,8 @@ class Probing(Stage):
         if isinstance(train, Resident) and train.spread:
             batch = next(train.plain_batches(batch_size=_MEASURED, size=self._size, part=self.world))
         else:
-            rows = torch.linspace(0, len(train) - 1, min(_MEASURED, len(train))).round().long().to(train.device)
+            rows = torch.linspace(0, len(train) - 1, min(_MEASURED, len(train)), dtype=torch.double)
+            rows = rows.round().long().to(train.device)
             batch = train.batch(rows, Policy(), seed=0, epoch=0, size=self._size)
         with torch.no_grad():
             features = self.net(self._arranged(batch.images)).features

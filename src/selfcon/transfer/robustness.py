@@ -6,7 +6,6 @@ of each corruption by AlexNet's, which is for ImageNet alone. An error is in per
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -18,6 +17,7 @@ import numpy as np
 
 from selfcon.data.images import Pixels
 from selfcon.errors import UsageError, unknown_name
+from selfcon.memory import count_cores
 from selfcon.progress import say
 
 ALEXNET = {
@@ -74,7 +74,7 @@ def corrupt(image: Pixels, corruption: str, severity: int, *, seed: int) -> Pixe
 def corrupt_all(images: Pixels, corruption: str, severity: int, *, seed: int, workers: int | None = None) -> Pixels:
     """Images [N, H, W, 3], each corrupted with a seed of its own, in several processes where there are many."""
     work = partial(_corrupt_some, corruption=corruption, severity=severity, seed=seed)
-    count = workers or os.cpu_count() or 1
+    count = min(workers or count_cores(), max(1, len(images)))
     if count == 1 or len(images) < _WORTH_PROCESSES:
         return work((0, images))
     parts = np.array_split(np.arange(len(images)), count)

@@ -99,7 +99,8 @@ class Segmenting(SceneStage):
         return self._look.crop(scene, uniform)
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        return cross_entropy(self.module(images).float(), labels, ignore_index=IGNORED)
+        sums = cross_entropy(self.module(images).float(), labels, ignore_index=IGNORED, reduction="sum")
+        return sums / (labels != IGNORED).sum().clamp(min=1)  # a batch may be of unlabelled pixels alone
 
 
 class Look:

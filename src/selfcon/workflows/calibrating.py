@@ -22,7 +22,7 @@ from torch import Tensor
 from selfcon.data.split import Split
 from selfcon.data.splits import hold_out
 from selfcon.deploy.trust import FORMAT
-from selfcon.errors import DataError, StorageError, UsageError, unknown_name
+from selfcon.errors import DataError, StorageError, UsageError, name_some, unknown_name
 from selfcon.evaluation.accuracy import Predictions, predict
 from selfcon.evaluation.answers import ENSEMBLE
 from selfcon.evaluation.calibration import (
@@ -247,8 +247,8 @@ class _Calibration:
         result["silence"] = {"most_wrong": most_wrong, "answers": found}
         if silent := [name for name, each in found.items() if each["threshold"] >= NEVER]:
             say(
-                f"note: no threshold keeps wrong answers of {', '.join(silent)} at {most_wrong:g} %, so `unknown` is "
-                f"all that will be said; `selfcon calibrate` without --most-wrong takes that back"
+                f"note: no threshold keeps wrong answers of {name_some(silent, most=9)} at {most_wrong:g} %, so "
+                f"`unknown` is all that will be said; `selfcon calibrate` without --most-wrong takes that back"
             )
         return kept
 

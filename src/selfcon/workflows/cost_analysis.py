@@ -18,6 +18,7 @@ from selfcon.progress import say
 from selfcon.report import figures
 from selfcon.workflows.analysis_files import Result, choose_folder, write
 from selfcon.workflows.findings import DATA_OF_SIZE
+from selfcon.workflows.several import several
 from selfcon.workflows.task import choose_device
 from selfcon.workflows.trained import open_run
 
@@ -41,6 +42,7 @@ def cost(
     run's, or ResNet-18 at 32 pixels with batches of 256. Sub-networks are the paper's: `fc` after stage 2, and `small`
     above 96 pixels.
     """
+    methods, models = several(methods), several(models)
     if not methods:
         raise UsageError("Name at least one method with --methods.")
     run = None if run_folder is None else open_run(run_folder, device)

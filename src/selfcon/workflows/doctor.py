@@ -19,13 +19,14 @@ from selfcon.data.scan import in_threads
 from selfcon.data.source import Images
 from selfcon.data.split import Batch
 from selfcon.data.streamed import Streamed
+from selfcon.memory import count_cores
 from selfcon.training.folder import describe_environment
 from selfcon.training.loop import peak_memory
 from selfcon.training.trainer import Stage, Trainer
 from selfcon.workflows.costs import explaining_shortage
 from selfcon.workflows.pipeline import make_pretraining, make_probing
 from selfcon.workflows.settings import collect_settings
-from selfcon.workflows.task import Task, choose_device, prepare, read_source
+from selfcon.workflows.task import Task, choose_device, find_size, prepare, read_source
 
 _FEW_POSITIVES = 1.0
 _READ_AHEAD = 4  # batches
@@ -62,12 +63,12 @@ def examine(*, recipe: str | None = None, device: str = "auto", **given: Any) ->
         return findings
     settings = collect_settings(recipe, given)
     source = read_source(settings)
-    sides, shape = _measure_sides(source.train), source.train.shape
+    sides = _measure_sides(source.train)
     advice = []
-    if settings.image_size is None and (shape is None or shape[0] != shape[1] or source.test.shape != shape):
+    if settings.image_size is None and find_size(source) is None:
         settings = make_settings(settings.model_dump(mode="json"), {"image_size": suggest_size(sides, chosen)})
         advice.append(
-            f"Images are not all square and alike, most of {_middle(sides)} pixels: --image-size {settings.image_size}."
+            f"Images are brought to one size, most are of {_middle(sides)} pixels: --image-size {settings.image_size}."
         )
     with explaining_shortage(settings, chosen):
         task = prepare(settings, chosen)
@@ -130,7 +131,7 @@ def _describe_machine(device: torch.device) -> dict[str, Any]:
     found = {
         "python": environment["python"],
         "torch": environment["packages"]["torch"],
-        "cores": f"{os.cpu_count()} ({platform.machine()})",
+        "cores": f"{count_cores()} ({platform.machine()})",
         "memory": f"{memory:.0f} GB",
         "device": device.type,
     }

@@ -19,6 +19,7 @@ from selfcon.networks.weights import hash_file
 from selfcon.progress import say
 from selfcon.training.artifact import load_model
 from selfcon.training.files import inside, refuse_link
+from selfcon.workflows.several import several
 
 HUB = "hub"
 _FOR_TIMM = "timm/config.json"
@@ -40,6 +41,7 @@ def export(
     ONNX files and programs of torch.export are run once more and compared with the model before they take their places.
     """
     known = (*FORMATS, HUB)
+    formats = None if formats is None else several(formats)
     for name in formats or ():
         if name not in known:
             raise unknown_name("format", name, known)

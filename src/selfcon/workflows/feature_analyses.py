@@ -14,7 +14,7 @@ from selfcon.analysis import embedding as embeddings
 from selfcon.analysis.generalization import linear_accuracy
 from selfcon.analysis.information import ESTIMATORS, estimate
 from selfcon.data.split import Split
-from selfcon.errors import DataError, InputMissingError, UsageError, unknown_name
+from selfcon.errors import DataError, InputMissingError, StorageError, UsageError, unknown_name
 from selfcon.evaluation.accuracy import embed, evaluating
 from selfcon.networks.exits import DEFAULT_STAGE
 from selfcon.networks.multi_exit import MultiExitNetwork
@@ -24,6 +24,7 @@ from selfcon.progress import say
 from selfcon.report import figures
 from selfcon.report.plots import spread
 from selfcon.workflows.analysis_files import Result, choose_folder, label, open_all, write
+from selfcon.workflows.several import several
 from selfcon.workflows.trained import TrainedRun, open_run
 
 PAIRS = ("x, T", "y, T", "F, T")
@@ -49,6 +50,7 @@ def information(
     T is the map `after` a stage (where the run's first exit leaves). The images are those of the test split, or where
     these are few, of the training split.
     """
+    run_folders, pairs, estimators = several(run_folders), several(pairs), several(estimators)
     for pair in pairs:
         if len(names := pair.split(", ")) != 2 or not set(names) <= set("xyTF") or names[0] == names[1]:
             raise UsageError(f"A pair is two of x, y, T and F, such as 'F, T', not {pair!r}.")
@@ -107,6 +109,7 @@ def generalization(
     device: str = "auto",
 ) -> Result:
     """Accuracy on training and test images of runs, and of the encoders that --keep-epochs kept (Figure 3)."""
+    run_folders = several(run_folders)
     found = []
     for run in open_all(run_folders, device):
         accuracy = _accuracy(run.path)
@@ -207,6 +210,8 @@ def _accuracy(folder: Path) -> dict[str, Any]:
         raise InputMissingError(f"{folder} has no results.json: its run is not finished.") from None
     except KeyError:
         raise UsageError(f"{folder} has no classifiers yet: `selfcon probe` trains them.") from None
+    except (ValueError, TypeError) as error:
+        raise StorageError(f"{folder / 'results.json'} is damaged ({error}).") from error
     return accuracy
 
 
@@ -235,9 +240,8 @@ def _variables(run: TrainedRun, data: Split, after: int) -> dict[str, Tensor]:
 
 
 def _kept_epochs(folder: Path) -> dict[int, Path]:
-    return {
-        int(path.stem.partition("-")[2]): path for path in sorted((folder / "encoders").glob("epoch-*.safetensors"))
-    }
+    found = ((path.stem.partition("-")[2], path) for path in sorted((folder / "encoders").glob("epoch-*.safetensors")))
+    return {int(epoch): path for epoch, path in found if epoch.isdecimal()}
 
 
 def _load_encoder(net: MultiExitNetwork, path: Path) -> None:

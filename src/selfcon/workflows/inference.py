@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from selfcon.data.images import SUFFIXES
+from selfcon.data.folders import list_images
 from selfcon.deploy import predictor as predictors
 from selfcon.deploy.predictor import Prediction, Predictor
 from selfcon.errors import BadImageError, DataError, InputMissingError, StorageError, UsageError
 from selfcon.evaluation.answers import ENSEMBLE
 from selfcon.progress import say, track
+from selfcon.workflows.several import several
 from selfcon.workflows.task import choose_device
 
 
@@ -33,9 +35,9 @@ def find_images(paths: Iterable[str | Path]) -> list[Path]:
     """Files as they are, images of folders and all below, what patterns match, and with `-` lines of standard input."""
     found: list[Path] = []
     empty: list[Path] = []
-    for path in _read_lines(paths):
+    for path in _read_lines(several(paths)):
         if _is_folder(path):
-            inside = sorted(each for each in path.rglob("*") if each.suffix.lower() in SUFFIXES and each.is_file())
+            inside = list_images(path)
             if not inside:
                 empty.append(path)
             found += inside
@@ -101,6 +103,8 @@ def embed(
     out = Path(out)
     if out.suffix not in _WRITERS:
         raise UsageError(f"Features are written to {' or '.join(_WRITERS)}, not to {out.name}.")
+    if out.suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise UsageError("Parquet files need a package: pip install pyarrow.")
     model = load(run_folder, device)
     files = find_images(paths)
     failed: list[BadImageError] = []
@@ -134,11 +138,9 @@ def _write_npz(out: Path, files: Sequence[Path], features: Mapping[str, npt.NDAr
 
 
 def _write_parquet(out: Path, files: Sequence[Path], features: Mapping[str, npt.NDArray[np.float32]]) -> None:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise UsageError("Parquet files need a package: pip install pyarrow.") from None
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     columns = {name: pa.FixedSizeListArray.from_arrays(each.ravel(), each.shape[1]) for name, each in features.items()}
     pq.write_table(pa.table({"file": [_as_text(file) for file in files], **columns}), out)
 

@@ -21,6 +21,7 @@ from selfcon.report import figures
 from selfcon.report.canvas import Picture
 from selfcon.report.plots import spread
 from selfcon.workflows.analysis_files import Result, choose_folder, write
+from selfcon.workflows.several import several
 from selfcon.workflows.task import make_policy, prepare
 from selfcon.workflows.trained import open_run
 
@@ -55,6 +56,7 @@ def gradients(
     The weights are fresh ones (of residual networks with the last normalisation of a block at 1, as the paper's are:
     at 0 nothing would flow through it), or those of the run with `trained`.
     """
+    methods = several(methods)
     chosen = [_contrastive(name) for name in methods]
     if len(set(methods)) != 2:
         raise UsageError(f"Two methods are compared, not {', '.join(methods) or 'none'}.")
@@ -111,7 +113,7 @@ def gradcam(
 ) -> Result:
     """Where the loss looks, by the exit that its gradient comes through (Figure 5), and by method (Figure 7)."""
     run = open_run(run_folder, device)
-    chosen = [_contrastive(name) for name in methods]
+    chosen = [_contrastive(name) for name in several(methods)]
     own = run.method
     if not run.net.projections:
         raise UsageError(

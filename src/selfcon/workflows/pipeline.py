@@ -27,7 +27,7 @@ from selfcon.report import evidence
 from selfcon.report.page import render
 from selfcon.training.artifact import save_encoder, save_model
 from selfcon.training.distributed import World, join
-from selfcon.training.folder import RunFolder
+from selfcon.training.folder import RunFolder, has_learnt
 from selfcon.training.logging import open_logs
 from selfcon.training.loop import Trained, forget_peak_memory
 from selfcon.training.loop import train as train_stage
@@ -112,7 +112,8 @@ def run_stages(
 ) -> Result:
     """All stages of a run in its folder; under torchrun, all processes together."""
     check_settings(settings)
-    if settings.weights is not None:
+    begun = has_learnt(out) or (Path(out) / "results.json").exists()
+    if settings.weights is not None and (overwrite or not begun):
         check_weights(weights_file(settings), trust=running.trust)
     with join(running.device) as world:
         opened: list[RunFolder] = []
@@ -145,9 +146,8 @@ def _find_done(run: RunFolder, *, probe: bool) -> Result | None:
 
 def _run(run: RunFolder, settings: Settings, running: Running, world: World, stop: Stop, *, probe: bool) -> Result:
     device = running.device
-    write_log = open_logs(running.log if world.is_main else (), run.path, settings.model_dump(mode="json"))
     known = world.tell(lambda: run.read_json("data.json")) or {}
-    began_with = known.get("weights") if world.tell(lambda: any(run.checkpoints.glob("*/step-*"))) else None
+    began_with = known.get("weights") if world.tell(lambda: has_learnt(run.path)) else None
     task = prepare(
         settings,
         device,
@@ -163,8 +163,10 @@ def _run(run: RunFolder, settings: Settings, running: Running, world: World, sto
     world.tell(lambda: _check_same_data(task, run))
     _check_stop(world, stop, device)
     forget_peak_memory(device)
-    work = partial(train_stage, run=run, device=device, stop=stop, log=write_log, compiled=running.compile)
     pretraining = make_pretraining(task, lambda epoch, module: save_encoder(run, epoch, module))
+    run.begin()
+    write_log = open_logs(running.log if world.is_main else (), run.path, settings.model_dump(mode="json"))
+    work = partial(train_stage, run=run, device=device, stop=stop, log=write_log, compiled=running.compile)
     encoder = work(pretraining)
     net, spent = encoder.module, [encoder]
     assert isinstance(net, MultiExitNetwork)

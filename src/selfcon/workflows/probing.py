@@ -50,7 +50,9 @@ def probe(
                 chosen = world.tell(lambda: _take_over(run_folder, out, settings, opened, overwrite=overwrite))
             folder = opened[0] if opened else RunFolder.follow(run_folder if out is None else out)
             with folder as run, explaining_shortage(chosen, running.device):
-                return work_in(run, chosen, running, world, probe=True)
+                result = work_in(run, chosen, running, world, probe=True)
+                world.tell(lambda: None)  # nobody goes on before everything is written
+                return result
 
 
 def _read_method(run_folder: str | Path) -> tuple[str, dict[str, Any] | None]:

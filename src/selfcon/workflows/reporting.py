@@ -19,6 +19,7 @@ from selfcon.progress import say
 from selfcon.report.page import RunPage, Section, Table, render
 from selfcon.training.files import write_whole
 from selfcon.training.folder import OF_SCRIPTS
+from selfcon.workflows.several import several
 
 Result = dict[str, Any]
 _ACCURACIES = ("backbone", "exit", "ensemble")
@@ -48,12 +49,15 @@ def write_report(
 
     With `watch` the page is written again every so many seconds, and loads itself again, until all runs are done.
     """
+    run_folders = several(run_folders)
     if not run_folders:
         raise UsageError("Name at least one run folder.")
     if watch is not None and not watch >= 1:
         raise UsageError(f"A page is written again every so many seconds, at least 1, not {watch:g}.")
-    folders = _only_runs([Path(folder) for folder in run_folders])
-    path = Path(out) if out is not None else folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
+    named = [Path(folder) for folder in run_folders]
+    folders = _only_runs([run for folder in named for run in _runs_in(folder)])
+    beside = named[0] if len(named) == 1 else Path()  # the run, or the folder of its seeds
+    path = Path(out) if out is not None else beside / "report.html"
     while True:
         pages = [read_page(folder) for folder in folders]
         live = watch is not None and not all(page.done for page in pages)
@@ -78,6 +82,13 @@ def _only_runs(folders: list[Path]) -> list[Path]:
     if left := [str(folder) for folder in folders if folder not in runs]:
         say(f"note: left out, since they hold no run: {name_some(left)}")
     return runs
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """A folder as it is, or where it only holds runs, as one of several seeds does, those."""
+    if (folder / "config.yaml").is_file() or not folder.is_dir():
+        return [folder]
+    return sorted(path.parent for path in folder.glob("*/config.yaml")) or [folder]
 
 
 def _draw(pages: Sequence[RunPage], refresh: int | None) -> bytes:

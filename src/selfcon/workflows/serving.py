@@ -19,6 +19,7 @@ from selfcon.workflows.task import choose_device
 from selfcon.workflows.trained import open_run
 
 _SHOWN, _KNOWN = 24, 5000  # test images to try, training images to be neighbours
+_LAST_PORT = 65535
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -81,6 +82,8 @@ def serve(
 
 def _listen(host: str, port: int) -> socket.socket:
     """A socket there, so that nothing is promised that another program has taken."""
+    if not 0 <= port <= _LAST_PORT:
+        raise UsageError(f"--port takes 0 to {_LAST_PORT}, not {port}.")
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind)

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from selfcon.config import Augment, Settings
 from selfcon.data.copies import count_copies
+from selfcon.data.images import read_size
 from selfcon.data.parts import WHOLE
 from selfcon.data.policies import Policy, get_policy
 from selfcon.data.resident import has_room, make_resident
-from selfcon.data.source import Images, Source
+from selfcon.data.scan import in_threads
+from selfcon.data.source import FileImages, Images, Source
 from selfcon.data.sources import load
 from selfcon.data.split import Split
 from selfcon.data.streamed import make_streamed
@@ -36,6 +38,7 @@ from selfcon.training.cached import cut_pieces
 from selfcon.training.distributed import ALONE, World, own_device
 from selfcon.training.logging import check_logs
 from selfcon.training.loop import memory_format
+from selfcon.workflows.several import several
 
 _FEW_SAMPLES = 128
 _LARGEST_KEPT = 96  # pixels: above, crops are taken from the images as they are, and not from small copies
@@ -47,7 +50,7 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()  # of `meta` there is none
         if device.type == "cuda" and ":" in name:
             torch.cuda.set_device(device)  # kernels of our own go to the current one
     except (RuntimeError, AssertionError) as error:
@@ -73,6 +76,7 @@ class Running:
         cls, *, device: str, compile: bool | None, log: Sequence[str], deterministic: bool = False, trust: bool = False
     ) -> Self:
         """Refuse what cannot be had, before any work."""
+        log = several(log)
         check_logs(log)
         return cls(own_device(choose_device(device)), compile, log, deterministic, trust)
 
@@ -327,9 +331,10 @@ def _warn_of_copies(train: Split, val: Split | None, test: Split) -> None:
     """Of images that are measured on and learnt from; where they stream, `selfcon data check` looks for them."""
     for name, split in (("held-out", val), ("test", test)):
         if split is not None and (count := count_copies(split, train)):
+            are = "is a training image" if count == 1 else "are training images"
             warnings.warn(
-                f"{count:,} of the {len(split):,} {name} images are training images, too: accuracy will look better "
-                f"than it is. `selfcon data check` names them.",
+                f"{count:,} of the {len(split):,} {name} images {are}, too: accuracy will look better than it is. "
+                f"`selfcon data check` names them.",
                 SelfconWarning,
                 stacklevel=3,
             )
@@ -347,8 +352,23 @@ def _uses_randaugment(settings: Settings) -> bool:
     return any(make_policy(augment).randaugment for augment in (settings.augment, settings.probe.augment))
 
 
+def find_size(source: Source) -> int | None:
+    """The side of all images where they are squares of one size; of files, where those are small."""
+    found: set[tuple[int, int] | None] = set()
+    for images in source.splits().values():
+        sizes = in_threads(read_size, images.paths) if isinstance(images, FileImages) else iter([images.shape])
+        for size in sizes:
+            found.add(size)
+            if size is None or size[0] != size[1] or len(found) > 1:
+                return None
+            if isinstance(images, FileImages) and size[0] > _LARGEST_KEPT:
+                return None
+    ((side, _),) = found  # type: ignore[misc]
+    return side
+
+
 def _natural_size(source: Source) -> int:
-    shape = source.train.shape
-    if shape is None or shape[0] != shape[1] or source.test.shape != shape:
-        raise UsageError(f"The images of {source.name} are not all squares of one size: choose one with --image-size.")
-    return shape[0]
+    side = find_size(source)
+    if side is None:
+        raise UsageError(f"The images of {source.name} are brought to one size: choose it with --image-size.")
+    return side

@@ -14,10 +14,10 @@ import torch
 from selfcon.config import Settings, make_settings, read_yaml
 from selfcon.data.resident import Resident, make_resident
 from selfcon.data.source import FileImages, Images, Source
-from selfcon.data.sources import load
+from selfcon.data.sources import list_sources, load
 from selfcon.data.split import Split
 from selfcon.data.streamed import make_streamed
-from selfcon.errors import SelfconError, UsageError, added_elsewhere
+from selfcon.errors import InputMissingError, SelfconError, UsageError, added_elsewhere
 from selfcon.losses.methods import Method, get_method, list_methods
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.weights import find_timm_weights, load_encoder, read_weights
@@ -59,6 +59,12 @@ class TrainedRun:
     @cached_property
     def source(self) -> Source:
         """Its own data."""
+        data = self.settings.data
+        if data not in list_sources() and not Path(data).exists():
+            raise InputMissingError(
+                f"{self.path} was trained on {data}, which is not there: bring it back, go to where that was begun, "
+                f"or take the script that added it."
+            )
         return read_source(self.settings)
 
     def is_own(self, data: str) -> bool:

@@ -30,6 +30,7 @@ from selfcon.transfer.classification import evaluate_linear, measure
 from selfcon.transfer.robustness import CORRUPTIONS, SEVERITIES, corrupt_all, mean_corruption_error
 from selfcon.workflows.pipeline import run_stages
 from selfcon.workflows.settings import collect_settings
+from selfcon.workflows.several import several
 from selfcon.workflows.task import Running
 from selfcon.workflows.trained import TrainedRun, open_encoder, open_run
 
@@ -63,6 +64,7 @@ def classify(
     comparison. Decay (linear), and learning rate and decay (fine-tuning) are chosen on a held-out part of the training
     images. What other calls found of the same encoder and data stays in classify.json.
     """
+    modes = several(modes)
     _check_classify(modes, {"epochs": epochs, "batch_size": batch_size, "image_size": image_size or 1})
     if random and "finetune" in modes:
         raise UsageError("Fine-tuning from fresh weights is `selfcon train`: leave out --random or finetune.")
@@ -226,6 +228,7 @@ def corruption(
     device: str = "auto",
 ) -> Result:
     """Errors of a run's exits on corrupted test images, made on the fly; or on ImageNet-C where that lies on disk."""
+    corruptions = several(corruptions)
     for name in corruptions:
         if name not in CORRUPTIONS:
             raise unknown_name("corruption", name, CORRUPTIONS)
