@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,14 +16,21 @@ import pytest
 
 from selfcon.cli.main import main
 from selfcon.cli.meanings import MEANINGS
-from selfcon.cli.settings import parse_value
-from selfcon.config import NAMES, choices_of_settings
+from selfcon.cli.settings import FLAGS, parse_value
+from selfcon.config import NAMES, Settings, choices_of_settings
 from selfcon.losses.methods import list_methods
 from tests.cli.calling import call, run
 from tests.workflows.conftest import write_stripes
 
 COMMAND = ["fit", "--data", "stripes.npz", "--width", "0.125", "--epochs", "3", "--batch-size", "8", "--device", "cpu"]
 COMMAND += ["--probe.epochs", "2", "--watch.knn_every", "2"]
+
+
+def test_the_defaults_that_help_tells_are_those() -> None:
+    told = {setting: re.search(r"default: ([^ )]+)\)", text) for setting, _, text in FLAGS.values()}
+    found = {setting: match[1] for setting, match in told.items() if match}
+    assert found == {setting: str(getattr(Settings(), setting)) for setting in found}
+    assert {"model", "method", "epochs", "batch_size", "exits"} <= set(found)
 
 
 def test_runs_side_by_side_do_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_whole_and_in_any_batch(place: Path) -> None:
     net, facts = load_model(place / "run")
     session = ort.InferenceSession(place / "out" / "model.onnx")
+    told = session.get_modelmeta().custom_metadata_map
+    assert json.loads(told["classes"]) == facts["classes"]
+    assert (told["image_size"], told["shorter_side"]) == ("32", "32")
     program = torch.export.load(place / "out" / "model.pt2").module()
     mean, std = (torch.tensor(facts[key]).view(3, 1, 1) for key in ("mean", "std"))
     for batch in (1, 5, 64):

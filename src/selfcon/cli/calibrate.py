@@ -55,10 +55,22 @@ def run(options: argparse.Namespace) -> int:
             f"({100 * chosen['cost'] / backbone['cost']:.0f} % of the backbone's alone), "
             f"{chosen['milliseconds']:.2f} instead of {whole['milliseconds']:.2f} ms an image"
         )
+        lost, most = (
+            result["answers"]["ensemble"]["top1"] - chosen["accuracy"],
+            1.0 if options.within is None else options.within,
+        )
+        if options.mean_cost is None and options.as_good_as is None and lost > most + 0.05:
+            print(
+                f"    that is {lost:.1f} below the ensemble here, where on the images that it was chosen on it was at "
+                f"most {most:g}: more of those would tell better"
+            )
     for name, each in result.get("silence", {}).get("answers", {}).items():
         print(f"  {name}: {each['answered']:.1f} % are answered, {each['wrong']:.1f} % of the answers are wrong")
     for name, each in result["strangers"]["exits"].items():
         if "auroc" in each:
-            print(f"  strange images by {name}: AUROC {each['auroc']:.1f} %")
+            print(
+                f"  strange images by {name}: AUROC {each['auroc']:.1f} %, unknown are "
+                f"{each['outside_called_strange']:.1f} % of them and {each['called_strange']:.1f} % of the run's own"
+            )
     print("pictures: " + ", ".join(result["files"]))
     return 0

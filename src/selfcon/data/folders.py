@@ -34,7 +34,7 @@ def load_folder(folder: Path, *, seed: int = 0, problems: list[str] | None = Non
             raise InputMissingError(f"{folder} has {name_some(others)} beside train: call it test (or val).")
         raise InputMissingError(
             f"{folder} has train but neither test nor val beside it; "
-            f"{folder / 'train'} alone would be split, a fifth to test on."
+            f"name {folder / 'train'} itself to have it split, a fifth to test on."
         )
     _note_unused(folder, ("train", *parts))
     for part in parts:

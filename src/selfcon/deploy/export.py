@@ -79,16 +79,23 @@ class _Step(nn.Module):
 
 
 def export_onnx(net: MultiExitNetwork, facts: dict[str, Any], trust: Trust, folder: Path) -> list[str]:
-    """model.onnx: `logits_NAME` of every exit and `probabilities`."""
+    """model.onnx: `logits_NAME` of every exit and `probabilities`; its metadata name the classes and the size."""
     outputs = [*(f"logits_{name}" for name in net.names), "probabilities"]
     module, size = Whole(net, facts, trust).eval(), int(facts["image_size"])
     _write_onnx(module, _images(size, 2), folder / "model.onnx", ["images"], outputs)
+    _label_onnx(folder / "model.onnx", facts)
     run = _open_onnx(folder / "model.onnx")
     for batch in _CHECKED:
         images = _images(size, batch)
         with torch.no_grad():
             _compare("model.onnx", run(images.numpy()), module(images))
     return ["model.onnx"]
+
+
+def _shorter_side(facts: dict[str, Any]) -> int:
+    """What an image's is brought to, before the middle is cut out."""
+    size = int(facts["image_size"])
+    return resize_to(size) if facts.get("streamed") else size
 
 
 def _thresholds(rule: Rule | None, count: int) -> tuple[float, ...]:
@@ -127,7 +134,7 @@ def export_stages(net: MultiExitNetwork, facts: dict[str, Any], trust: Trust, fo
         "criterion": rule.criterion if rule else "confidence",
         "thresholds": list(_thresholds(rule, len(exits) - 1)),
         "image_size": size,
-        "shorter_side": resize_to(size) if facts.get("streamed") else size,  # before the middle is cut out
+        "shorter_side": _shorter_side(facts),
         "classes": list(facts["classes"]),
     }
     (folder / "stages.json").write_text(json.dumps(stages, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -241,6 +248,16 @@ def _write_onnx(module: nn.Module, x: Tensor, path: Path, inputs: Sequence[str],
     except Exception as error:  # whatever the exporter does not know
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UsageError(f"This network cannot be written as ONNX ({first}).") from error
+
+
+def _label_onnx(path: Path, facts: dict[str, Any]) -> None:
+    """What whoever has the file alone must know: the classes as JSON, in order, and how images are cut."""
+    import onnx
+
+    model, size = onnx.load(path), int(facts["image_size"])
+    told = {"classes": json.dumps(list(facts["classes"]), ensure_ascii=False), "image_size": str(size)}
+    onnx.helper.set_model_props(model, {**told, "shorter_side": str(_shorter_side(facts))})
+    onnx.save(model, path)
 
 
 def _open_onnx(path: Path) -> Callable[[np.ndarray], list[np.ndarray]]:

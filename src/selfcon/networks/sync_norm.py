@@ -12,6 +12,7 @@ import torch.distributed as dist
 from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def synchronise(module: nn.Module) -> None:
@@ -49,20 +50,11 @@ class SyncBatchNormAct(BatchNormAct2d):
 
 def _normalise(norm: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> Tensor:
     if not (norm.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return nn.functional.batch_norm(
-            x,
-            norm.running_mean,
-            norm.running_var,
-            norm.weight,
-            norm.bias,
-            norm.training or norm.running_mean is None,
-            norm.momentum or 0.0,
-            norm.eps,
-        )
+        return _BatchNorm.forward(norm, x)
+    weight = torch.ones(norm.num_features, device=x.device) if norm.weight is None else norm.weight
+    bias = torch.zeros(norm.num_features, device=x.device) if norm.bias is None else norm.bias
     out: Tensor
-    out, mean, var, count = _Normalise.apply(
-        x.flatten(2) if x.ndim > 2 else x[:, :, None], norm.weight, norm.bias, norm.eps
-    )
+    out, mean, var, count = _Normalise.apply(x.flatten(2) if x.ndim > 2 else x[:, :, None], weight, bias, norm.eps)
     out = out.view_as(x)
     if norm.running_mean is not None and norm.running_var is not None:
         with torch.no_grad():

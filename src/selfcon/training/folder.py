@@ -22,7 +22,7 @@ import torch
 import selfcon
 from selfcon.config import Section, Settings, differences, make_settings, read_like, read_yaml, write_yaml
 from selfcon.errors import DataError, InputMissingError, StorageError, UnsafeError, UsageError
-from selfcon.training.files import as_bytes, is_leftover, refuse_link, write_whole
+from selfcon.training.files import as_bytes, inside, is_leftover, refuse_link, write_whole
 
 OF_SCRIPTS = ("method.json", "network.json", "policy.json", "probe-policy.json")
 """What tells a method, a network or a policy that a script added from another of its name."""
@@ -133,7 +133,7 @@ class RunFolder:
 
     def read_json(self, name: str) -> Any:
         """A file of the run, or None where it is not there."""
-        path = self.path / name
+        path = inside(self.path, name)
         try:
             return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
         except (ValueError, RecursionError) as error:

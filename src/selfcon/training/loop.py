@@ -60,6 +60,7 @@ def train(
     worker = _Worker(stage, run, device, compiled=compiled)
     worker.restore()
     if worker.epoch >= stage.epochs:
+        say(f"{stage.name}: was done before, and is kept")
         return worker.result()
     warmup = worker.trainer.rate.warmup_epochs
     if 2 * warmup > stage.epochs:

@@ -53,7 +53,7 @@ from selfcon.progress import say
 from selfcon.report import trust_figures
 from selfcon.report.canvas import Picture
 from selfcon.report.plots import spread
-from selfcon.training.files import write_whole
+from selfcon.training.files import refuse_link, write_whole
 from selfcon.workflows.analysis_files import Result, write
 from selfcon.workflows.clock import Clock
 from selfcon.workflows.strangers import fit_strangers, open_outside
@@ -104,6 +104,7 @@ def calibrate(
     if batch_size < 1:
         raise UsageError(f"A batch holds at least 1 image, not {batch_size}.")
     run = open_run(run_folder, device)
+    folder = refuse_link(run.path / "analysis")
     if not run.net.classifiers:
         raise UsageError(f"{run_folder} has no classifiers yet: `selfcon probe` trains them.")
     can_leave = len(run.net.names) > 1 and isinstance(run.net.splitter, Staged)
@@ -132,7 +133,7 @@ def calibrate(
         kept |= work.fit_silence(result, most_wrong, kept.get("early_exit"))
     _store(run.path, kept, foreign.tensors)
     result["model_sha256"] = kept["model_sha256"]
-    return write(result, pictures, run.path / "analysis", name="calibration")
+    return write(result, pictures, folder, name="calibration")
 
 
 @dataclass

@@ -23,6 +23,7 @@ from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.weights import find_timm_weights, load_encoder, read_weights
 from selfcon.progress import say
 from selfcon.training.artifact import build_model, load_model, remember_images
+from selfcon.training.files import inside
 from selfcon.workflows.task import choose_device, read_source
 
 _TIMM = "timm:"
@@ -132,7 +133,7 @@ def open_run(run_folder: str | Path, device: str = "auto") -> TrainedRun:
     """The model of a run folder on a device."""
     folder = Path(run_folder)
     net, facts = load_model(folder)
-    settings = make_settings(read_yaml(folder / "config.yaml"))
+    settings = make_settings(read_yaml(inside(folder, "config.yaml")))
     chosen = choose_device(device)
     return TrainedRun(folder, net.to(chosen), facts, settings, chosen, folder / "model.safetensors")
 
