@@ -21,7 +21,7 @@ from selfcon import workflows
 from tests.cli.calling import call
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("selfcon", "selfcon.analysis", "selfcon.workflows")  # whose modules are public names
+PACKAGES = ("selfcon", "selfcon.analysis", "selfcon.data", "selfcon.workflows")  # whose modules are public names
 
 
 NAMES = "import selfcon; selfcon.list_methods(); selfcon.get_method('selfcon').views; dir(selfcon)"

@@ -314,7 +314,8 @@ def test_a_process_that_dies_ends_all_or_is_started_again(place: Path) -> None:
 
 def layers(*, synchronised: bool) -> nn.Module:
     torch.manual_seed(0)
-    maps = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.BatchNorm2d(2)]
+    maps = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3)]
+    maps += [nn.BatchNorm2d(2, affine=False, momentum=None)]
     vectors = [nn.Flatten(2), nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(32, 5), nn.BatchNorm1d(5)]
     net = nn.Sequential(*maps, *vectors).double()
     if synchronised:
@@ -353,3 +354,11 @@ def test_synchronised_batch_norm_is_that_of_one_process(sizes: list[int], tmp_pa
     torch.testing.assert_close(parts[0]["gradients"], gradients, rtol=1e-9, atol=1e-9)
     for name, value in net.state_dict().items():
         torch.testing.assert_close(parts[-1]["state"][name], value, rtol=1e-10, atol=1e-10)
+
+
+def test_synchronised_batch_norm_of_one_process_is_the_plain_one() -> None:
+    plain, ours = layers(synchronised=False), layers(synchronised=True)
+    for _ in range(2):
+        torch.testing.assert_close(ours(inputs()), plain(inputs()))
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value)

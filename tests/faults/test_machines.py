@@ -129,7 +129,7 @@ def test_any_number_of_threads_gives_the_same_batches(tmp_path: Path, monkeypatc
     selfcon.data.write_shards(selfcon.data.load(tmp_path / "stripes.npz"), tmp_path / "tars", 7)
     found = []
     for threads in (1, 4):
-        monkeypatch.setattr(scan.os, "cpu_count", lambda threads=threads: threads)  # type: ignore[attr-defined]
+        monkeypatch.setattr(scan, "count_cores", lambda threads=threads: threads)
         data = resident.make_resident(selfcon.data.load(tmp_path / "tars").train, size=16)
         batches = data.batches(POLICIES["standard"], batch_size=8, seed=0, epoch=1, views=2, first=2)
         found.append(torch.cat([batch.images for batch in batches]))

@@ -68,6 +68,11 @@ KINDS = (
 """The files of a run, in the order in which they are written."""
 
 
+def is_half(path: Path, target: Path) -> bool:
+    """Whether a file is there for another, until it is whole."""
+    return path.parent == target.parent and path.match(f".{target.name}.*.{os.getpid()}.part")
+
+
 def test_a_disk_that_is_full_in_the_middle_of_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of it is there when the disk says so: exit 74 with its name; the same command gets further, and ends."""
     write_stripes(tmp_path / "stripes.npz")
@@ -77,10 +82,9 @@ def test_a_disk_that_is_full_in_the_middle_of_any_file(tmp_path: Path, monkeypat
     synchronise = os.fsync
     for name in KINDS:
         target = tmp_path / "run" / name
-        half = target.with_name(f".{target.name}.{os.getpid()}.part")
 
-        def full(handle: int, half: Path = half) -> None:
-            if Path(f"/proc/self/fd/{handle}").readlink() == half:
+        def full(handle: int, target: Path = target) -> None:
+            if is_half(Path(f"/proc/self/fd/{handle}").readlink(), target):
                 os.ftruncate(handle, os.fstat(handle).st_size // 2)
                 raise OSError(errno.ENOSPC, "No space left on device")
             synchronise(handle)

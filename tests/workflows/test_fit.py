@@ -145,7 +145,7 @@ def test_what_is_overwritten_stays_until_training_starts(stripes: Path, tmp_path
     run = tmp_path / "run"
     selfcon.fit(data=str(stripes), out=run, **SMALL)
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
-    for refused in ({"data": "nosuch.npz"}, {"data": str(stripes), "batch_size": 1}):
+    for refused in ({"data": "nosuch.npz"}, {"data": str(stripes), "stream": True, "augment.policy": "randaugment"}):
         with pytest.raises((UsageError, InputMissingError)):
             selfcon.fit(out=run, overwrite=True, **{**SMALL, **refused})
         assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
