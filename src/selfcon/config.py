@@ -216,7 +216,7 @@ def make_settings(*layers: Mapping[str, Any]) -> Settings:
             for section in sections:
                 place = place.setdefault(section, {}) if isinstance(place, dict) else {}
             if isinstance(place, dict):
-                place[last] = _as_path(value) if isinstance(value, os.PathLike) else value
+                place[last] = _as_text(name, value) if isinstance(value, os.PathLike) else value
             else:
                 wrong.append(f"{'.'.join(sections)} is a value, and so has no {last}")
     try:
@@ -228,10 +228,10 @@ def make_settings(*layers: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def _as_path(value: os.PathLike[str]) -> str:
-    """A path as text that nobody takes for the name of something."""
+def _as_text(name: str, value: os.PathLike[str]) -> str:
+    """A path as it is written; to data, so that nobody takes it for the name of a set."""
     text = os.fspath(value)
-    return text if os.sep in text else os.path.join(os.curdir, text)  # noqa: PTH118 - which would leave the dot out
+    return text if name != "data" or os.sep in text else f"{os.curdir}{os.sep}{text}"
 
 
 def make_section(kind: type[Kind], values: Mapping[str, Any]) -> Kind:

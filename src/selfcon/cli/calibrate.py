@@ -55,10 +55,8 @@ def run(options: argparse.Namespace) -> int:
             f"({100 * chosen['cost'] / backbone['cost']:.0f} % of the backbone's alone), "
             f"{chosen['milliseconds']:.2f} instead of {whole['milliseconds']:.2f} ms an image"
         )
-        lost, most = (
-            result["answers"]["ensemble"]["top1"] - chosen["accuracy"],
-            1.0 if options.within is None else options.within,
-        )
+        lost = result["answers"]["ensemble"]["top1"] - chosen["accuracy"]
+        most = 1.0 if options.within is None else options.within
         if options.mean_cost is None and options.as_good_as is None and lost > most + 0.05:
             print(
                 f"    that is {lost:.1f} below the ensemble here, where on the images that it was chosen on it was at "

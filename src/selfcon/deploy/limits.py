@@ -32,7 +32,8 @@ class Rates:
         left = min(most, left + self.rate * (now - before))
         allowed = left >= 1
         if len(self._left) > _MOST_CLIENTS:  # who was not heard of for long has all of theirs again
-            whole = most / self.rate
-            self._left = {name: each for name, each in self._left.items() if now - each[1] < whole}
+            self._left = {name: each for name, each in self._left.items() if self.rate * (now - each[1]) < most}
+            if len(self._left) > _MOST_CLIENTS:
+                self._left.clear()
         self._left[client] = (left - 1 if allowed else left, now)  # who is refused goes on saving
         return allowed
