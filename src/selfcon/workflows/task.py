@@ -25,7 +25,7 @@ from selfcon.data.sources import load
 from selfcon.data.split import Split
 from selfcon.data.streamed import make_streamed
 from selfcon.data.thinning import thin
-from selfcon.errors import SelfconWarning, UsageError
+from selfcon.errors import BadImageError, SelfconWarning, UsageError
 from selfcon.losses.methods import Method, get_method
 from selfcon.networks.exits import parse_exits
 from selfcon.networks.multi_exit import MultiExitNetwork
@@ -309,9 +309,12 @@ def prepare(
         raise UsageError("RandAugment is for images that stay in memory: --stream false keeps them there.")
 
     def make(images: Images, like: Split | None = None) -> Split:
-        if streams:  # what is trained with may stay in memory; the rest is read once in a while
-            return make_streamed(images, size=size, device=device, like=like, budget=None if like is None else 0)
-        return make_resident(images, size=size, device=device, like=like, part=world if like is None else WHOLE)
+        try:
+            if streams:  # what is trained with may stay in memory; the rest is read once in a while
+                return make_streamed(images, size=size, device=device, like=like, budget=None if like is None else 0)
+            return make_resident(images, size=size, device=device, like=like, part=world if like is None else WHOLE)
+        except BadImageError as error:
+            raise BadImageError(f"{error} `selfcon data check` finds all such.") from error
 
     train = make(source.train)
     if settings.batch_size > len(train):
