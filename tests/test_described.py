@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from selfcon.described import _plain
 
@@ -31,18 +32,31 @@ def counting_down() -> Callable[[int], int]:
     return count
 
 
+def through(number: int) -> Callable[[int], int]:
+    inner = adding(number)
+    return lambda x: inner(x) + 1
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 2
+        self.act = lambda x: self.scale * x
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
         (Kind.A, Kind.B),
         (partial(max, 1), partial(max, 2)),
         (adding(1), adding(2)),
+        (through(1), through(2)),
         (Path("a"), Path("b")),
         (b"a", b"b"),
         (1j, 2j),
         (torch.float32, torch.float16),
     ],
-    ids=["enum", "partial", "closure", "path", "bytes", "complex", "dtype"],
+    ids=["enum", "partial", "closure", "closure of a closure", "path", "bytes", "complex", "dtype"],
 )
 def test_values_are_told_apart(one: Any, other: Any) -> None:
     assert _plain(one) != _plain(other)
@@ -51,3 +65,10 @@ def test_values_are_told_apart(one: Any, other: Any) -> None:
 
 def test_a_function_that_calls_itself_has_an_end() -> None:
     assert _plain(counting_down()) == _plain(counting_down())
+    assert _plain(Scaled()) == _plain(Scaled())
+
+    def early() -> int:
+        return later
+
+    assert _plain(early) == _plain(early), "nothing is in its cell yet"
+    later = 1

@@ -345,6 +345,11 @@ def write_yaml(settings: Section) -> str:
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
+def _normal(path: Any) -> Any:
+    """Without the mark that tells a path from a name."""
+    return path.removeprefix(f"{os.curdir}{os.sep}") if isinstance(path, str) else path
+
+
 def differences(old: Section, new: Section) -> list[str]:
     """The settings that differ, each as `name: old -> new`."""
     before, after = flatten(old.model_dump(mode="json")), flatten(new.model_dump(mode="json"))
@@ -352,4 +357,5 @@ def differences(old: Section, new: Section) -> list[str]:
         f"{name}: {before.get(name)!r} -> {after.get(name)!r}"
         for name in sorted({*before, *after})
         if before.get(name) != after.get(name)
+        and not (name == "data" and _normal(before.get(name)) == _normal(after.get(name)))
     ]

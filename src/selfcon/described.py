@@ -77,17 +77,30 @@ def _plain(value: Any) -> Any:
         return ["partial", _plain(value.func), _plain(value.args), _plain(value.keywords)]
     if isinstance(value, type) or inspect.isroutine(value):
         return [value.__qualname__, hash_code(value), *_enclosed(value)]
-    if isinstance(value, Enum | PurePath | bytes | complex) or type(value).__name__ in {"dtype", "device"}:
+    if isinstance(value, Enum):
+        return [type(value).__qualname__, value.name, _plain(value.value)]
+    if isinstance(value, PurePath | bytes | complex) or type(value).__name__ in {"dtype", "device"}:
         return [type(value).__qualname__, repr(value)]
     return [type(value).__qualname__, _hash_numbers(value)]
 
 
+_within: list[int] = []  # functions that are being described: one may have taken itself along
+
+
 def _enclosed(value: Any) -> list[Any]:
     """What a function took along from where it was made; nothing where there is nothing."""
-    cells = inspect.getclosurevars(value).nonlocals if inspect.isfunction(value) else {}
-    # A function that it calls may be itself.
-    told = [[name, each.__qualname__ if inspect.isroutine(each) else _plain(each)] for name, each in cells.items()]
-    return [sorted(told)] if told else []
+    cells = getattr(value, "__closure__", None) or ()
+    if not cells or id(value) in _within:
+        return []
+    told = []
+    _within.append(id(value))
+    try:
+        for name, cell in zip(value.__code__.co_freevars, cells, strict=True):
+            with suppress(ValueError):  # nothing is in it yet
+                told.append([name, _plain(cell.cell_contents)])
+    finally:
+        _within.pop()
+    return [told]
 
 
 def hash_code(what: Any) -> str | None:

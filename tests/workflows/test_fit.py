@@ -141,33 +141,53 @@ def test_done_is_said_and_other_settings_are_refused(stripes: Path, tmp_path: Pa
     assert (tmp_path / "run" / "model.safetensors").read_bytes() != weights
 
 
-def test_what_is_overwritten_stays_until_training_starts(stripes: Path, tmp_path: Path) -> None:
+def files_of(run: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_what_is_overwritten_stays_until_there_is_something_else(
+    stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
     selfcon.fit(data=str(stripes), out=run, **SMALL)
-    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    (run / "train.log").write_text("somebody's")
+    before = files_of(run)
     for refused in ({"data": "nosuch.npz"}, {"data": str(stripes), "stream": True, "augment.policy": "randaugment"}):
         with pytest.raises((UsageError, InputMissingError)):
             selfcon.fit(out=run, overwrite=True, **{**SMALL, **refused})
-        assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
-        assert (run / "checkpoints").is_dir()
-        assert not (run / ".before").exists()
+        assert files_of(run) == before
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("in the first step")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("selfcon.training.trainer.Trainer.update", fail)
+        with pytest.raises(RuntimeError, match="in the first step"):
+            selfcon.fit(data=str(stripes), out=run, overwrite=True, **SMALL)
+    assert files_of(run) == before
 
 
 def test_what_was_set_aside_comes_back_after_a_kill(stripes: Path, tmp_path: Path) -> None:
-    """Killed while it was set aside, or after that while the data were read."""
+    """Killed while it was set aside, after that while the data were read, and while it was removed."""
     run = tmp_path / "run"
     done = selfcon.fit(data=str(stripes), out=run, **SMALL)
-    for moved in (["config.yaml", "results.json"], sorted(path.name for path in run.iterdir() if path.name != ".lock")):
+    every = ["config.yaml", *sorted(path.name for path in run.iterdir() if path.name not in (".lock", "config.yaml"))]
+    for moved in (every[:2], every):
         (run / ".before").mkdir()
         for name in moved:
             (run / name).rename(run / ".before" / name)
-        if len(moved) > 2:
-            shutil.copy(run / ".before" / "environment.json", run / "environment.json")
+        if moved == every:
+            (run / ".data.json.1.999999.part").write_text("{")
+            (run / "method.json").write_text("{}")
             (run / "config.yaml").write_text("seed: 7\n")
         again = selfcon.fit(data=str(stripes), out=run, **SMALL)
         assert again.pop("already_done")
         assert again == done
         assert not (run / ".before").exists()
+        assert not (run / "method.json").exists()
+    (run / ".before" / "checkpoints").mkdir(parents=True)
+    assert selfcon.fit(data=str(stripes), out=run, **SMALL)["already_done"]
+    assert not (run / ".before").exists()
 
 
 def test_a_run_needs_the_weights_no_more_that_it_began_with(stripes: Path, tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ def _label_onnx(path: Path, facts: dict[str, Any]) -> None:
     import onnx
 
     model, size = onnx.load(path), int(facts["image_size"])
-    told = {"classes": json.dumps(list(facts["classes"]), ensure_ascii=False), "image_size": str(size)}
+    told = {"classes": json.dumps(list(facts["classes"])), "image_size": str(size)}
     onnx.helper.set_model_props(model, {**told, "shorter_side": str(_shorter_side(facts))})
     onnx.save(model, path)
 

@@ -22,7 +22,7 @@ def fuse_normalisation(module: nn.Module) -> int:
     count = 0
     for parent in module.modules():
         children = list(parent.named_children())
-        sequence = type(parent) is nn.Sequential
+        sequence = isinstance(parent, nn.Sequential) and type(parent).forward is nn.Sequential.forward
         if not sequence and package_of(type(parent)) not in _IN_ORDER:
             continue
         for (convolution, _), (norm, _) in pairwise(children):

@@ -36,9 +36,10 @@ def read_picture(picture: Picture) -> Pixels:
 
 def _as_pixels(picture: Any) -> Pixels:
     floating = isinstance(picture, Tensor) and picture.is_floating_point()
-    picture = picture.float() if floating else picture
+    kind = str(picture.dtype).removeprefix("torch.") if isinstance(picture, Tensor) else None
+    picture = picture.float() if floating else picture  # NumPy has no bfloat16
     array = picture.numpy(force=True) if isinstance(picture, Tensor) else np.asarray(picture)
-    given = f"{array.dtype} {list(array.shape)}"
+    given = f"{kind or array.dtype} {list(array.shape)}"
     if floating and array.size:
         if not (array.min() >= 0 and array.max() <= 1):
             raise UsageError(f"A floating-point tensor is an image where its values are 0 to 1, which {given} are not.")

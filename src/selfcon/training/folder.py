@@ -29,7 +29,7 @@ OF_SCRIPTS = ("method.json", "network.json", "policy.json", "probe-policy.json")
 _WRITTEN = (
     *("config.yaml", "environment.json", "metrics.jsonl", "model.safetensors", "model.json", "results.json"),
     *("data.json", *OF_SCRIPTS, "evidence.json", "report.html"),
-    *("checkpoints", "encoders", "tensorboard", "wandb", "wandb-id"),
+    *("checkpoints", "encoders", "tensorboard", "wandb", "wandb-id", "predictions.png"),
     *(
         "calibration.json",
         "calibration.safetensors",
@@ -67,9 +67,8 @@ class RunFolder:
         """The folder of a run with these settings, new or to be gone on with; others in it are refused."""
         path = Path(path)
         made = [place for place in (path, *path.parents) if not place.exists()]
-        lock = _hold(path)
+        run = cls(path, _hold(path), made)
         try:
-            run = cls(path, lock, made)
             asked = path / "config.yaml"
             run._bring_back()
             _remove_leftovers(path)
@@ -85,15 +84,22 @@ class RunFolder:
             if not (path / "environment.json").exists():
                 run.write("environment.json", json.dumps(describe_environment(verb), indent=1))
         except BaseException:
-            lock.close()
+            run.close()
             raise
         return run
 
     @classmethod
     def reopen(cls, path: str | Path) -> tuple[Self, Settings]:
         """The folder of an earlier run, and its settings."""
-        settings = read_settings(path)
-        return cls(Path(path), _hold(Path(path))), settings
+        if not (Path(path) / _BEFORE / "config.yaml").is_file():
+            read_settings(path)  # before anything is held
+        run = cls(Path(path), _hold(Path(path)))
+        try:
+            run._bring_back()
+            return run, read_settings(path)
+        except BaseException:
+            run.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -101,9 +107,10 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._lock is not None and (self.path / _BEFORE).exists():
-            self._bring_back()
-        elif self._lock is not None and isinstance(error, _REFUSED) and _never_began(self.path):
+        if error is None:
+            self.begin()
+        overwriting = (self.path / _BEFORE).exists()
+        if self._lock is not None and isinstance(error, _REFUSED) and not overwriting and _never_began(self.path):
             self._clear()  # what was refused is no run: nothing is left of it
             (self.path / ".lock").unlink(missing_ok=True)
             with suppress(OSError):  # somebody else's is in there
@@ -112,8 +119,10 @@ class RunFolder:
         self.close()
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Let go of the folder; what was to be overwritten and was not is as it was."""
         if self._lock is not None and not self._lock.closed:
+            with suppress(OSError):  # the next one to open it tries again
+                self._bring_back()
             fcntl.flock(self._lock, fcntl.LOCK_UN)  # which processes that were forked would hold on to
             self._lock.close()
 
@@ -153,26 +162,31 @@ class RunFolder:
             raise _damaged(path, error) from error
 
     def begin(self) -> None:
-        """Training starts: what it overwrites is not needed any more."""
-        if self._lock is not None:
-            shutil.rmtree(self.path / _BEFORE, ignore_errors=True)
+        """There is something that takes the place of what is overwritten, which is not needed any more."""
+        before = self.path / _BEFORE
+        if self._lock is not None and before.is_dir() and not before.is_symlink():
+            (before / "config.yaml").unlink(missing_ok=True)  # from here on there is no way back
+            shutil.rmtree(before, ignore_errors=True)
 
     def _set_aside(self) -> None:
-        """What is overwritten, config.yaml first: without it, `_bring_back` knows that this was not the end."""
-        refuse_link(self.path / _BEFORE).mkdir()
-        for name in _WRITTEN:
-            if (self.path / name).exists() or (self.path / name).is_symlink():
-                (self.path / name).rename(self.path / _BEFORE / name)
+        """What is to be overwritten, config.yaml first: while that lies there, the old run can come back."""
+        before = refuse_link(self.path / _BEFORE)
+        try:
+            before.mkdir()
+            for name in _WRITTEN:
+                if (self.path / name).exists() or (self.path / name).is_symlink():
+                    (self.path / name).rename(before / name)
+        except OSError as error:
+            raise StorageError(f"{before} cannot be written ({error.strerror or error}).") from error
 
     def _bring_back(self) -> None:
-        """What was to be overwritten by a run that never began; config.yaml last."""
+        """What was to be overwritten, unless something has taken its place; config.yaml last."""
         before = self.path / _BEFORE
-        if not before.is_dir() or before.is_symlink():
+        if before.is_symlink() or not (before / "config.yaml").is_file():
+            self.begin()  # which was not finished, if it was begun
             return
-        if (self.path / "config.yaml").exists() and not _never_began(self.path):
-            self.begin()
-            return
-        (self.path / "config.yaml").unlink(missing_ok=True)
+        if (self.path / "config.yaml").exists():  # of the run that did not come to anything, like all that is here
+            self._clear()
         for name in reversed(_WRITTEN):
             if (before / name).exists() or (before / name).is_symlink():
                 (before / name).replace(self.path / name)
@@ -180,7 +194,7 @@ class RunFolder:
 
     def _clear(self) -> None:
         """Remove what a run writes, and nothing else."""
-        for name in _WRITTEN:
+        for name in reversed(_WRITTEN):  # config.yaml last: as long as it is there, this is a run
             child = self.path / name
             if child.is_dir() and not child.is_symlink():
                 shutil.rmtree(child)

@@ -277,6 +277,7 @@ class _Worker:
         }
         name = f"step-{self.step_number:09d}"
         checkpoints.save(self.run.checkpoints / self.stage.name, name, Checkpoint(tensors, facts))
+        self.run.begin()
 
     def restore(self) -> None:
         found = self._find_checkpoint()

@@ -37,7 +37,7 @@ def find_images(paths: Iterable[str | Path]) -> list[Path]:
     empty: list[Path] = []
     for path in _read_lines(several(paths)):
         if _is_folder(path):
-            inside = list_images(path)
+            inside = [each for each in list_images(path) if each.is_file()]
             if not inside:
                 empty.append(path)
             found += inside

@@ -164,7 +164,6 @@ def _run(run: RunFolder, settings: Settings, running: Running, world: World, sto
     _check_stop(world, stop, device)
     forget_peak_memory(device)
     pretraining = make_pretraining(task, lambda epoch, module: save_encoder(run, epoch, module))
-    run.begin()
     write_log = open_logs(running.log if world.is_main else (), run.path, settings.model_dump(mode="json"))
     work = partial(train_stage, run=run, device=device, stop=stop, log=write_log, compiled=running.compile)
     encoder = work(pretraining)

@@ -88,7 +88,7 @@ def _runs_in(folder: Path) -> list[Path]:
     """A folder as it is, or where it only holds runs, as one of several seeds does, those."""
     if (folder / "config.yaml").is_file() or not folder.is_dir():
         return [folder]
-    return sorted(path.parent for path in folder.glob("*/config.yaml")) or [folder]
+    return sorted(path.parent for path in folder.glob("[!.]*/config.yaml")) or [folder]
 
 
 def _draw(pages: Sequence[RunPage], refresh: int | None) -> bytes:

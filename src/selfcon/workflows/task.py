@@ -301,7 +301,8 @@ def prepare(
         weights, began_with = read_weights(weights_file(settings), trust=trust), hash_file(weights_file(settings))
         say(f"The network begins with the weights in {weights_file(settings)}")
     source = read_source(settings)
-    size = settings.image_size or _natural_size(source)
+    with _advising_a_check():
+        size = settings.image_size or _natural_size(source)
     streams = settings.stream if settings.stream is not None else streamed_before
     if streams is None:
         streams = _should_stream(source.train, size, settings, world)
@@ -309,25 +310,31 @@ def prepare(
         raise UsageError("RandAugment is for images that stay in memory: --stream false keeps them there.")
 
     def make(images: Images, like: Split | None = None) -> Split:
-        try:
-            if streams:  # what is trained with may stay in memory; the rest is read once in a while
-                return make_streamed(images, size=size, device=device, like=like, budget=None if like is None else 0)
-            return make_resident(images, size=size, device=device, like=like, part=world if like is None else WHOLE)
-        except BadImageError as error:
-            raise BadImageError(f"{error} `selfcon data check` finds all such.") from error
+        if streams:  # what is trained with may stay in memory; the rest is read once in a while
+            return make_streamed(images, size=size, device=device, like=like, budget=None if like is None else 0)
+        return make_resident(images, size=size, device=device, like=like, part=world if like is None else WHOLE)
 
-    train = make(source.train)
+    with _advising_a_check():
+        train = make(source.train)
+        val = None if source.val is None else make(source.val, like=train)
+        test = make(source.test, like=train)
     if settings.batch_size > len(train):
         warnings.warn(
             f"The batch of {settings.batch_size} holds all {len(train)} training images: each epoch is one step.",
             SelfconWarning,
             stacklevel=2,
         )
-    val = None if source.val is None else make(source.val, like=train)
-    test = make(source.test, like=train)
     if world.rank == 0:
         _warn_of_copies(train, val, test)
     return Task(settings, method, source, train, val, test, size, device, world, weights, began_with)
+
+
+@contextmanager
+def _advising_a_check() -> Iterator[None]:
+    try:
+        yield
+    except BadImageError as error:
+        raise BadImageError(f"{error} `selfcon data check` finds all such.") from error
 
 
 def _warn_of_copies(train: Split, val: Split | None, test: Split) -> None:
