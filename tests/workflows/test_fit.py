@@ -202,7 +202,7 @@ def test_a_run_needs_the_weights_no_more_that_it_began_with(stripes: Path, tmp_p
 
 
 def test_a_refused_run_with_a_log_leaves_nothing(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
+    pytest.importorskip("tensorboard", reason="the extra [log] is not installed")
     with pytest.raises(InputMissingError):
         selfcon.fit(data="nosuch.npz", out=tmp_path / "run", log="tensorboard", **SMALL)
     assert not (tmp_path / "run").exists()

@@ -238,7 +238,6 @@ def _never_began(path: Path) -> bool:
     """Whether a run was refused before its first step: there is nothing to go on with."""
     return {child.name for child in path.iterdir()} <= {
         ".lock",
-        _BEFORE,
         "config.yaml",
         "environment.json",
         "data.json",
