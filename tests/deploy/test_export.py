@@ -21,12 +21,13 @@ from timm.data.config import resolve_model_data_config
 
 import selfcon
 from selfcon.deploy import export as export_module
-from selfcon.deploy.export import export_onnx, export_stages
+from selfcon.deploy.card import write_card
+from selfcon.deploy.export import export_onnx, export_stages, export_timm
 from selfcon.deploy.pictures import Eye, read_picture
 from selfcon.deploy.trust import Trust
 from selfcon.errors import SelfconError, StorageError
 from selfcon.evaluation.early_exit import Rule
-from selfcon.training.artifact import load_model
+from selfcon.training.artifact import load_model, remember_images
 from tests.cli.calling import call
 from tests.workflows.conftest import write_stripes
 
@@ -237,3 +238,44 @@ def test_mistakes(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     done = call("export", place / "run", "--formats", "onnx", "--out", tmp_path / "x", cwd=tmp_path)
     assert done.returncode == 64
     assert "pip install '.[export]' in selfcon's folder" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("swin_tiny_patch4_window7_224", {"embed_dim": 24, "depths": (1, 1, 1, 1), "num_heads": (1, 2, 2, 2)}),
+        ("coat_tiny", {"embed_dims": (16, 16, 16, 16), "serial_depths": (1, 1, 1, 1), "parallel_depth": 1}),
+    ],
+)
+def test_what_timm_cannot_read_without_a_head_is_left_out(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    net = selfcon.create_model(name, image_size=64, stem="large", num_classes=3, **options)
+    facts = {"network": {"name": name, "options": options}, "image_size": 64, "mean": [0.5] * 3, "std": [0.25] * 3}
+    remember_images(net, facts)
+    files = export_timm(net, facts, Trust(), tmp_path)
+    assert files[:2] == ["encoder.safetensors", "encoder.json"]
+    assert (tmp_path / "timm").exists() == (len(files) > 2)
+    fresh = selfcon.create_model(name, image_size=64, stem="large", **options)
+    fresh.encoder.load_state_dict(load_file(tmp_path / "encoder.safetensors"))
+    x = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(fresh.eval().encoder(x), net.eval().encoder(x))
+
+
+def test_a_page_names_nothing_that_the_model_cannot_do() -> None:
+    given: Any = {
+        "name": "x",
+        "facts": {
+            "network": {"name": "resnet18", "exits": ""},
+            "method": "ce",
+            "classes": ["a", "b"],
+            "data": "d",
+            "image_size": 8,
+        },
+        "results": {},
+        "environment": {},
+        "calibration": {},
+        "costs": {"parameters": 1, "multiply_adds": 1},
+    }
+    page = write_card(**given)
+    assert "top=2)" in page
+    assert "early" not in page.split("## Use")[1]

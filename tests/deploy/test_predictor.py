@@ -116,8 +116,11 @@ def test_images_of_every_kind_are_one_image(place: Path, model: Predictor) -> No
         tensor.permute(2, 0, 1),
         tensor.permute(2, 0, 1) / 255,
         Image.fromarray(pixels),
+        io.BytesIO(path.read_bytes()),
     ]
     expected = model.predict(path)[0]
+    with path.open("rb") as opened:
+        assert model.predict(opened) == [expected]
     for kind in kinds:
         assert model.predict([kind])[0] == expected
     assert model.predict(np.stack([pixels, pixels]))[1].classes == expected.classes
@@ -125,6 +128,16 @@ def test_images_of_every_kind_are_one_image(place: Path, model: Predictor) -> No
         model.predict([pixels / 255])  # type: ignore[list-item]
     with pytest.raises(UsageError, match=r"0 to 1, which float32 \[3, 16, 16\] are not"):
         model.predict([tensor.permute(2, 0, 1).float()])
+    grey = tensor[:, :, 0]
+    expected = model.predict(grey.numpy())[0]
+    for kind in (grey[None], grey[None] / 255, grey.numpy()[:, :, None]):
+        assert model.predict([kind])[0] == expected
+    for wrong, words in ((None, "not NoneType"), (3, "not int")):
+        with pytest.raises(UsageError, match=words):
+            model.predict(wrong)  # type: ignore[arg-type]
+    for top in ("3", 1.5):
+        with pytest.raises(UsageError, match="likeliest 1 to"):
+            model.predict(path, top=top)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.6, 0.9, 2.0])
@@ -208,7 +221,8 @@ def test_a_table_a_spreadsheet_and_lines(place: Path, tmp_path: Path, monkeypatc
     assert table[0].endswith("(ensemble)")
     found = call(*words, place / "images" / "class 0", "--format", "csv", cwd=tmp_path)
     rows = list(csv.DictReader(io.StringIO(found.stdout)))
-    assert list(rows[0]) == ["file", "label", "exit", "class1", "probability1", "class2", "probability2"]
+    assert list(rows[0]) == ["file", "label", "exit", "unknown", "class1", "probability1", "class2", "probability2"]
+    assert {row["unknown"] for row in rows if row["label"] != "unknown"} == {"no"}
     assert len(rows) == 15
     done = call(*words, place / "images" / "class 0", "--output", "x.CSV", cwd=tmp_path)
     assert (tmp_path / "x.CSV").read_text().splitlines() == found.stdout.splitlines()
@@ -220,6 +234,29 @@ def test_a_table_a_spreadsheet_and_lines(place: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(map(str, in_order(place)[:3])) + "\n\n"))
     found = call(*words, "-", "--exit", "early", "--json", cwd=tmp_path)
     assert len(json.loads(found.stdout)["predictions"]) == 3
+    for more in (["--output", "x.json"], ["--format", "json", "--output", "y.txt"]):
+        assert call(*words, place / "images" / "class 0", *more, cwd=tmp_path).returncode == 0
+        assert len(json.loads((tmp_path / more[-1]).read_text())["predictions"]) == 15
+    done = call(*words, place / "images", "--json", "--format", "csv", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert "leave one of them out" in done.stderr
+
+
+def test_a_line_is_no_pattern_and_other_endings_are_told(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words: list[str | Path] = ["predict", place / "run", "--device", "cpu"]
+    shutil.copy(in_order(place)[0], tmp_path / "a.png")
+    (tmp_path / "b.heic").write_bytes(b"")
+    monkeypatch.setattr("sys.stdin", io.StringIO("a.png\n*.png\ngone[1].png\n"))
+    done = call(*words, "-", cwd=tmp_path)
+    assert done.returncode == 65
+    assert done.stdout.startswith("a.png: ")
+    assert "gone[1].png is not there" in done.stderr
+    assert "2 images could not be read" in done.stderr
+    done = call(*words, ".", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "note: of ., 1 file is not taken for images, by the endings: '.heic'." in done.stderr
 
 
 def test_what_is_no_image_does_not_stop_the_rest(place: Path, tmp_path: Path) -> None:
@@ -431,9 +468,48 @@ def test_a_threshold_that_nobody_was_told_by_is_still_one(
     found = _Calibration(run, none, none, "", "", *both, dict.fromkeys(("exit1", "backbone", "ensemble"), 1.0))
     early = {"criterion": "confidence", "thresholds": (0.9,), "curve": [{"thresholds": (0.9,)}]}
     told: dict[str, Any] = {}
-    found.fit_silence(told, 5.0, early)
+    strange = {
+        part: dict.fromkeys(("exit1", "backbone"), torch.zeros(200, dtype=torch.bool)) for part in ("held", "told")
+    }
+    found.fit_silence(told, 5.0, early, strange)
     assert told["silence"]["answers"]["early, exit1"]["answered"] == 0
     assert ("no threshold keeps wrong answers" in capsys.readouterr().err) == silent
+
+
+def test_what_is_told_of_unknown_is_what_is_answered(place: Path, tmp_path: Path) -> None:
+    """Chosen on a folder of classes, in another order than the run's: the test images with noise."""
+    shutil.copytree(place / "run", tmp_path / "run")
+    arrays, classes, rng = dict(np.load(place / "stripes.npz")), ["d", "b", "c", "a"], np.random.default_rng(0)
+    np.savez(tmp_path / "stripes.npz", **{**arrays, "classes": np.array(classes)})
+    config = (tmp_path / "run" / "config.yaml").read_text()
+    (tmp_path / "run" / "config.yaml").write_text(config.replace(str(place), str(tmp_path)))
+    facts = json.loads((tmp_path / "run" / "model.json").read_text())
+    (tmp_path / "run" / "model.json").write_text(json.dumps({**facts, "classes": classes}))
+    (tmp_path / "outside").mkdir()
+    for number in range(40):
+        Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(tmp_path / "outside" / f"{number}.png")
+    for number, (pixels, label) in enumerate(zip(arrays["x_test"], arrays["y_test"], strict=True)):
+        noisy = np.clip(pixels.astype(np.int64) + rng.integers(-60, 60, (16, 16, 3)), 0, 255).astype(np.uint8)
+        (tmp_path / "held" / classes[label]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(noisy).save(tmp_path / "held" / classes[label] / f"{number}.png")
+    found = selfcon.calibrate(
+        tmp_path / "run", data=str(tmp_path / "held"), most_wrong=30, outside=str(tmp_path / "outside"), device="cpu"
+    )
+    assert found["held_out"]["images"] == 60  # all of a folder of classes
+    model = selfcon.load(tmp_path / "run", "cpu")
+    for leave in ("exit1", "exit2", "backbone", "ensemble"):
+        answers = model.predict(in_order(place), exit=leave)
+        given = [(each, label) for each, label in zip(answers, arrays["y_test"], strict=True) if not each.unknown]
+        told = found["silence"]["answers"][leave]
+        assert 100 * len(given) / 60 == pytest.approx(told["answered"])
+        wrong = sum(each.classes[0] != classes[label] for each, label in given)
+        assert 100 * wrong / max(1, len(given)) == pytest.approx(told["wrong"])
+    assert 0 < found["silence"]["answers"]["ensemble"]["answered"] < 100
+    unknown = [each.unknown for each in model.predict(sorted((tmp_path / "outside").iterdir()))]
+    assert 100 * sum(unknown) / 40 == pytest.approx(found["silence"]["outside_unknown"])
+    evaluated = selfcon.evaluate(tmp_path / "run", data=str(tmp_path / "held"), device="cpu")
+    assert evaluated["images"] == 60
+    assert evaluated["accuracy"]["ensemble"]["top1"] > 40  # labels are told by their names
 
 
 def test_mistakes_of_calibration(place: Path, tmp_path: Path) -> None:
@@ -443,6 +519,7 @@ def test_mistakes_of_calibration(place: Path, tmp_path: Path) -> None:
         (["--within", "1", "--mean-cost", "0.5"], 64, "leave out all but one"),
         (["--within", "-1"], 64, "at least 0"),
         (["--mean-cost", "0.01"], 64, "No answer costs less"),
+        (["--mean-cost", "60"], 64, "up to 1, not 60"),
         (["--most-wrong", "200"], 64, "between 0 and 100"),
         (["--strangers", "friends"], 64, "Unknown way to tell strange images"),
         (["--data", "digits"], 65, "other classes"),

@@ -111,6 +111,8 @@ def test_nothing_that_is_asked_for_is_ignored(client: TestClient) -> None:
     near = client.post("/v1/neighbours?k=3", json={"images": [image], "exit": "exit2"}).json()
     assert near == client.post("/v1/neighbours?k=3&exit=exit2", content=png(), headers=PNG).json()
     assert near != client.post("/v1/neighbours?k=3", content=png(), headers=PNG).json()
+    broken = "\n".join(image[start : start + 76] for start in range(0, len(image), 76))  # as `base64` writes it
+    assert near == client.post("/v1/neighbours", json={"images": [broken], "exit": "exit2", "k": 3}).json()
     assert len(client.post("/v1/predict?top=3", json={"images": [image]}).json()["predictions"][0]["classes"]) == 3
     refused = {
         "One image at a time": client.post("/v1/explain", json={"images": [image] * 2, "top": 2}),
@@ -119,6 +121,7 @@ def test_nothing_that_is_asked_for_is_ignored(client: TestClient) -> None:
         "Unknown parameter 'k'; valid: top.": client.post("/v1/explain?k=3", content=png(), headers=PNG),
         "Unknown parameter 'exit'; valid: none.": client.post("/v1/embed?exit=exit2", content=png(), headers=PNG),
         "Unknown field 'exit'; valid: images.": client.post("/v1/embed", json={"images": [image], "exit": "exit2"}),
+        "Unknown field 'topp'; did you mean 'top'?": client.post("/v1/predict", json={"images": [image], "topp": 2}),
     }
     for words, response in refused.items():
         assert response.status_code == 400, words
@@ -133,6 +136,15 @@ def test_what_is_around_it(client: TestClient) -> None:
     assert "selfcon_answers_total" in metrics
     paths = client.get("/openapi.json").json()["paths"]
     assert {"/v1/predict", "/v1/embed", "/v1/neighbours", "/v1/explain", "/health"} <= set(paths)
+    fields = {
+        path: set(each["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"])
+        for path, each in paths.items()
+        if "post" in each
+    }
+    assert fields["/v1/embed"] == {"images"}
+    assert fields["/v1/neighbours"] == {"images", "exit", "k"}
+    assert paths["/v1/embed"]["post"]["responses"]["400"]["description"]
+    assert client.head("/health").status_code == 200
     for path in ("/", "/page.js", "/page.css"):
         page = client.get(path)
         assert page.status_code == 200
@@ -236,9 +248,10 @@ def test_whatever_is_wrong_is_a_4xx_with_a_sentence(
 def test_limits_of_rate_and_of_waiting(place: Path) -> None:
     holder = Holder(place / "run", torch.device("cpu"))
     with TestClient(make_app(holder, None, Limits(rate=2))) as client:
-        codes = [client.get("/health").status_code for _ in range(8)]
+        codes = [client.get("/v1/model").status_code for _ in range(8)]
         assert codes[:4] == [200] * 4
         assert 429 in codes
+        assert {client.get("/health").status_code for _ in range(8)} == {200}  # whether it is there may be asked
     with TestClient(make_app(holder, None, Limits(waiting=0))) as client:
         assert client.post("/v1/predict", content=png(), headers=PNG).status_code == 429
         assert client.get("/v1/samples").status_code == 404  # without the run's data
@@ -455,3 +468,44 @@ def test_the_page_says_unknown_where_the_service_does(place: Path, silence: floa
 def test_a_port_that_there_is_not(port: int) -> None:
     with pytest.raises(UsageError, match="--port takes 0 to 65535"):
         _listen("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(("host", "advice"), [("192.0.2.1", "--host takes"), ("127.0.0.1", "--port takes another")])
+def test_what_cannot_be_listened_at_is_told_with_what_to_change(host: str, advice: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(UsageError, match=advice):
+            _listen(host, taken.getsockname()[1])
+
+
+def test_a_model_without_classifiers_does_not_take_the_place_of_one_with(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(place / "run", tmp_path / "run")
+    holder = Holder(tmp_path / "run", torch.device("cpu"))
+    data = str(place / "stripes.npz")
+    selfcon.pretrain(
+        data=data, out=tmp_path / "run", overwrite=True, width=0.125, epochs=1, batch_size=32, device="cpu"
+    )
+    assert not holder.refresh()
+    assert "so the old model stays" in capsys.readouterr().err
+    assert holder.model.predict(png())
+    with pytest.raises(UsageError, match="no classifiers yet"):
+        Holder(tmp_path / "run", torch.device("cpu"))
+
+
+def test_a_network_that_does_not_run_by_stages_is_looked_at_without_maps(tmp_path: Path) -> None:
+    data = write_stripes(tmp_path / "stripes.npz", train=64, side=32)
+    small: Any = {"model": "test_vit", "stem": "large", "epochs": 1, "batch_size": 32, "device": "cpu"}
+    selfcon.train(data=str(data), out=tmp_path / "run", method="selfcon-1stage", exits="1:fc", **small)
+    holder = Holder(tmp_path / "run", torch.device("cpu"))
+    assert not holder.model.segments
+    with TestClient(make_app(holder, None, Limits())) as client:
+        found = client.post("/v1/explain?top=2", content=png(), headers=PNG).json()
+        (answer,) = client.post("/v1/predict?top=2", content=png(), headers=PNG).json()["predictions"]
+    assert [each["exit"] for each in found["answers"]] == ["exit1", "backbone"]
+    assert [each["map"] for each in found["exits"].values()] == [None, None]
+    last = found["answers"][-1]
+    assert [each["class"] for each in last["classes"]] == answer["classes"]
+    assert [each["probability"] for each in last["classes"]] == pytest.approx(answer["probabilities"], abs=1e-5)

@@ -49,6 +49,7 @@ def test_a_temperature_is_taken_where_it_helps() -> None:
     logits, labels = world()
     assert choose_temperature(3 * logits, labels) == pytest.approx(fit_temperature(3 * logits, labels))
     all_right = logits.argmax(1)
+    assert choose_temperature(80 * logits, labels) == pytest.approx(fit_temperature(80 * logits, labels))
     assert choose_temperature(logits, all_right) == 1.0  # none fits
     assert choose_temperature(logits[:1], labels[:1]) == 1.0
     with pytest.raises(DataError, match="no held-out image"):

@@ -67,8 +67,10 @@ def run(options: argparse.Namespace) -> int:
     for name, each in result["strangers"]["exits"].items():
         if "auroc" in each:
             print(
-                f"  strange images by {name}: AUROC {each['auroc']:.1f} %, unknown are "
+                f"  strange images by {name}: AUROC {each['auroc']:.1f} %, called strange are "
                 f"{each['outside_called_strange']:.1f} % of them and {each['called_strange']:.1f} % of the run's own"
             )
+    if (unknown := result.get("silence", {}).get("outside_unknown")) is not None:
+        print(f"  strange images by all exits: {unknown:.1f} % are `unknown`, being strange or too unsure")
     print("pictures: " + ", ".join(result["files"]))
     return 0

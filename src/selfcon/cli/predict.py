@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from selfcon.cli.parsing import Parser
-from selfcon.errors import DataError, SelfconError, StorageError, printable
+from selfcon.errors import DataError, SelfconError, StorageError, UsageError, printable
 
 if TYPE_CHECKING:
     from selfcon.deploy.predictor import Prediction
@@ -36,7 +36,7 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument("--budget", type=float, help="mean part of the whole cost to spend, such as 0.6")
     parser.add_argument("--batch-size", type=int, default=64, help="(default: 64)")
-    parser.add_argument("--format", choices=tuple(_WRITERS), help="(default: by the ending of --output, or table)")
+    parser.add_argument("--format", choices=_FORMATS, help="(default: by the ending of --output, or table)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="(default: standard output)")
     parser.add_argument("--device", default="auto", metavar="STR", help="cpu, cuda, ... (default: auto)")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
@@ -45,6 +45,9 @@ def add_arguments(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> int:
     from selfcon.workflows import inference
 
+    form = options.format or ("json" if options.json else _format_of(options.output))
+    if options.json and form != "json":
+        raise UsageError(f"--json is one JSON document, and --format {form} something else: leave one of them out.")
     answered = inference.predict(
         options.run,
         options.paths,
@@ -56,11 +59,11 @@ def run(options: argparse.Namespace) -> int:
     )
     failed: list[str] = []
     with _open(options.output) as file:
-        if options.json:
+        if form == "json":
             rows = [_as_row(path, answer) for path, answer in _without(answered, failed)]
             file.write(json.dumps({"predictions": rows, "failed": failed}, indent=1, ensure_ascii=False) + "\n")
         else:
-            _WRITERS[options.format or _format_of(options.output)](_without(answered, failed), file, options.top)
+            _WRITERS[form](_without(answered, failed), file, options.top)
     if failed:
         for sentence in failed:
             sys.stderr.write(f"selfcon: {printable(sentence)}\n")
@@ -83,7 +86,7 @@ def _without(answered: Answered, failed: list[str]) -> Iterator[tuple[Path, Pred
 def _format_of(output: Path | None) -> str:
     """By its ending."""
     ending = "" if output is None else output.suffix[1:].lower()
-    return ending if ending in _WRITERS else "table"
+    return ending if ending in _FORMATS else "table"
 
 
 @contextmanager
@@ -123,11 +126,12 @@ def _write_table(answers: Iterator[tuple[Path, Prediction]], file: TextIO, top: 
 def _write_csv(answers: Iterator[tuple[Path, Prediction]], file: TextIO, top: int) -> None:
     writer = csv.writer(file, lineterminator="\n")
     columns = [f"{what}{number}" for number in range(1, top + 1) for what in ("class", "probability")]
-    writer.writerow(["file", "label", "exit", *columns])
+    writer.writerow(["file", "label", "exit", "unknown", *columns])
     for path, answer in answers:
         pairs = zip(answer.classes, answer.probabilities, strict=True)
         cells = (each for name, part in pairs for each in (_as_text(name), part))
-        writer.writerow([_as_text(str(path)), _as_text(answer.label), answer.exit, *cells])
+        unknown = "yes" if answer.unknown else "no"  # a class may be called so, too
+        writer.writerow([_as_text(str(path)), _as_text(answer.label), answer.exit, unknown, *cells])
 
 
 def _as_text(name: str) -> str:
@@ -140,3 +144,4 @@ def _write_lines(answers: Iterator[tuple[Path, Prediction]], file: TextIO, top: 
 
 
 _WRITERS = {"table": _write_table, "csv": _write_csv, "jsonl": _write_lines}
+_FORMATS = (*_WRITERS, "json")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from selfcon.data.folders import list_others, list_strays
+from selfcon.data.folders import describe_others, list_strays
 from selfcon.data.images import decode
 from selfcon.data.packed import hash_content, is_packed
 from selfcon.data.scan import in_threads
@@ -173,11 +173,8 @@ def _find_blank(samples: list[Sample]) -> list[str]:
 def _find_unused(folder: Path) -> list[str]:
     """Files of a folder that nothing is learnt from."""
     found = []
-    if others := list_others(folder):
-        endings = name_some(sorted({path.suffix or path.name for path in others}))
-        found.append(
-            f"{_count(len(others), 'file')} {_be(len(others))} not taken for images, by the endings: {endings}."
-        )
+    if others := describe_others(folder):
+        found.append(others)
     if strays := list_strays(folder):
         found.append(
             f"{_count(len(strays), 'image')} {_be(len(strays))} beside the folders of the classes and "

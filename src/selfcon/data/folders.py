@@ -155,6 +155,15 @@ def list_others(folder: Path) -> list[Path]:
     ]
 
 
+def describe_others(folder: Path) -> str | None:
+    """A sentence about files below a folder that are not taken for images; None where there are none."""
+    if not (others := list_others(folder)):
+        return None
+    endings = name_some(sorted({path.suffix or path.name for path in others}))
+    some = "1 file is" if len(others) == 1 else f"{len(others):,} files are"
+    return f"{some} not taken for images, by the endings: {endings}."
+
+
 def list_strays(folder: Path) -> list[Path]:
     """Images beside the folders of the classes, in a folder of them or of its splits: they belong to none."""
     places = [folder, *(folder / name for name in list_classes(folder) if name.lower() in _SPLIT_NAMES)]

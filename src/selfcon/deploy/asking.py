@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from fastapi import HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -23,17 +25,34 @@ class Wanted(BaseModel):
     exit: str = "ensemble"
     budget: float | None = None
     top: int = 1
+    k: int = 8
 
 
-OF_A_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "image/*": {"schema": {"type": "string", "format": "binary"}},
-            "application/json": {"schema": Wanted.model_json_schema()},
-        },
-    }
+class Refusal(BaseModel):
+    """What was wrong, in a sentence."""
+
+    error: str
+
+
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Refusal, "description": meaning}
+    for status, meaning in {
+        400: "Something was asked for that is not there",
+        408: "The request came too slowly",
+        413: "The request is too large",
+        415: "The body is neither an image nor JSON",
+        422: "An image cannot be read",
+        429: "Too many requests, or too many images are waiting",
+    }.items()
 }
+
+
+def describe_body(known: Sequence[str]) -> dict[str, Any]:
+    """For OpenAPI: an image, or JSON with images and what can be said about their answers."""
+    schema = Wanted.model_json_schema()
+    schema["properties"] = {name: each for name, each in schema["properties"].items() if name in ("images", *known)}
+    kinds = {"image/*": {"schema": {"type": "string", "format": "binary"}}, "application/json": {"schema": schema}}
+    return {"requestBody": {"required": True, "content": kinds}}
 
 
 def parameters(request: Request) -> list[str]:
@@ -55,6 +74,8 @@ def parse(body: bytes, wish: Wish, known: list[str]) -> tuple[list[str], Wish]:
         wanted = Wanted.model_validate(json.loads(body))
     except ValidationError as error:
         first = error.errors()[0]
+        if first["type"] == "extra_forbidden":
+            raise unknown_name("field", first["loc"][0], ["images", *known]) from None
         place = ".".join(map(str, first["loc"])) or "the request"
         raise HTTPException(400, f"{place}: {first['msg']}.") from None
     except (ValueError, RecursionError):
@@ -69,6 +90,7 @@ def parse(body: bytes, wish: Wish, known: list[str]) -> tuple[list[str], Wish]:
 def from_base64(text: str) -> bytes:
     """The bytes of an image."""
     try:
+        text = "".join(text.split())  # programs that encode break it into lines
         return base64.b64decode(text.removeprefix("data:").partition("base64,")[2] or text, validate=True)
     except (binascii.Error, ValueError):
         raise HTTPException(400, "An image is no base64.") from None

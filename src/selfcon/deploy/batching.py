@@ -23,6 +23,7 @@ class Wish:
     exit: str = "ensemble"
     budget: float | None = None
     top: int = 1
+    k: int = 8  # neighbours
 
 
 @dataclass(frozen=True)

@@ -69,8 +69,7 @@ def write_card(
         "import selfcon",
         "",
         'model = selfcon.load("THIS-FOLDER")',
-        'model.predict(["image.jpg"], top=3)        # all exits together',
-        'model.predict(["image.jpg"], exit="early")  # the first exit that is sure enough, once calibrated',
+        *_use_lines(len(classes), has_exits=exits != "none", leaves_early="early_exit" in calibration),
         "```",
         "",
         "## Accuracy",
@@ -102,9 +101,17 @@ def write_card(
     return "\n".join(lines)
 
 
+def _use_lines(classes: int, *, has_exits: bool, leaves_early: bool) -> list[str]:
+    together = "        # all exits together" if has_exits else ""
+    lines = [f'model.predict(["image.jpg"], top={min(3, classes)}){together}']
+    if leaves_early:
+        lines.append('model.predict(["image.jpg"], exit="early")  # the first exit that is sure enough')
+    return lines
+
+
 def _calibration_lines(calibration: Mapping[str, Any]) -> list[str]:
     if not calibration:
-        return ["Probabilities are not calibrated: `selfcon calibrate` does it.", ""]
+        return ["Probabilities are not calibrated: `selfcon calibrate` of the run that this came from does it.", ""]
     held = calibration["held_out"]
     lines = [
         f"Calibration error, chosen on {held['chosen_on']} and measured on {held['told_of']}: "

@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import logging
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from selfcon.networks.backbones import is_built_by_timm, stem_of, without_weight
 from selfcon.networks.exits import BACKBONE
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.segments import Segment, cut_at_exits
+from selfcon.training.checkpoint import plain
 
 TOLERANCE = 1e-4
 _OPSET = 18
@@ -160,7 +162,7 @@ def export_timm(net: MultiExitNetwork, facts: dict[str, Any], trust: Trust, fold
     Where timm builds the same network from its name, also the folder `timm` for its `create_model("local-dir:...")`.
     """
     encoder, network, size = net.to_timm().eval(), facts["network"], int(facts["image_size"])
-    weights = save_tensors({name: value.contiguous() for name, value in encoder.state_dict().items()})
+    weights = save_tensors(plain(encoder.state_dict()))
     (folder / "encoder.safetensors").write_bytes(weights)
     seen = resolve_model_data_config(encoder)
     options = without_weights(network.get("options", {}))
@@ -185,16 +187,17 @@ def export_timm(net: MultiExitNetwork, facts: dict[str, Any], trust: Trust, fold
     }
     (folder / "encoder.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     files = ["encoder.safetensors", "encoder.json"]
-    if is_built_by_timm(encoder, network["name"], size, options):
-        _write_for_timm(encoder, network["name"].partition(".")[0], options, weights, folder / "timm")
+    if is_built_by_timm(encoder, network["name"], size, options) and _write_for_timm(
+        encoder, network["name"].partition(".")[0], options, weights, folder / "timm"
+    ):
         files += ["timm/config.json", "timm/model.safetensors"]
     return files
 
 
 def _write_for_timm(
     encoder: nn.Module, architecture: str, options: dict[str, Any], weights: bytes, folder: Path
-) -> None:
-    """What timm reads of a folder, as of a model hub."""
+) -> bool:
+    """What timm reads of a folder, as of a model hub; nothing where it cannot, such as of some without their head."""
     config: dict[str, Any] = dict(encoder.pretrained_cfg)  # type: ignore[arg-type]
     told = {
         "architecture": architecture,
@@ -207,10 +210,15 @@ def _write_for_timm(
     (folder / "config.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     (folder / "model.safetensors").write_bytes(weights)
     with torch.no_grad(), _quietly():
-        loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        try:
+            loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        except RuntimeError:  # it takes such weights for those of an older version, and renames them
+            shutil.rmtree(folder)
+            return False
         for batch in _CHECKED:
             images = torch.rand(batch, *config["input_size"], generator=torch.Generator().manual_seed(batch))
             _compare("timm/model.safetensors", [loaded(images).numpy()], [encoder(images)])
+    return True
 
 
 FORMATS: dict[str, Callable[[MultiExitNetwork, dict[str, Any], Trust, Path], list[str]]] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from selfcon.deploy.predictor import Predictor, load
-from selfcon.errors import SelfconError, is_shortage
+from selfcon.errors import SelfconError, UsageError, is_shortage
 from selfcon.progress import say
 
 _FILES = ("model.json", "model.safetensors", "calibration.json")
@@ -22,10 +22,16 @@ class Holder:
     def __init__(self, folder: Path, device: Any) -> None:
         self.folder, self.device = folder, device
         self.state = self._look()
-        self.model: Predictor = load(folder, device)
+        self.model: Predictor = self._load()
         self.since = time.time()
         self.is_newest = True  # what is held, of what the folder holds
         self._again = math.inf  # when to try it again
+
+    def _load(self) -> Predictor:
+        model = load(self.folder, self.device)
+        if not model.net.classifiers:
+            raise UsageError(f"{self.folder} has no classifiers yet: `selfcon probe` trains them.")
+        return model
 
     def _look(self) -> tuple[tuple[int, int], ...]:
         found = []
@@ -46,7 +52,7 @@ class Holder:
             return False
         self.state, self.is_newest, self._again = now, False, math.inf
         try:
-            self.model = load(self.folder, self.device)
+            self.model = self._load()
         except Exception as error:  # whatever it is, the service goes on
             if isinstance(error, MemoryError | OSError) or is_shortage(error):
                 self._again = time.monotonic() + _TRY_AGAIN

@@ -5,6 +5,7 @@ h, w are the places of a map.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,49 +13,57 @@ from torch import Tensor
 
 from selfcon.data.images import Pixels
 from selfcon.deploy.predictor import Predictor
-from selfcon.errors import UsageError
 from selfcon.evaluation.early_exit import name_answers, sureness
+
+_Seen = tuple[str, Tensor, Tensor, list[list[float]] | None]  # of an exit: name, feature [1, D], logits [1, C], map
 
 
 def look_closer(model: Predictor, crop: Pixels, *, top: int = 5) -> dict[str, Any]:
     """Of a cut-out image [S, S, 3]: by exit its own answer and Grad-CAM [h, w]; and the answers as they would come.
 
-    Warm places are what speaks for the class that this exit takes it for.
+    Warm places are what speaks for the class that this exit takes it for. A network that does not run stage by stage,
+    and an exit without places, have no such map.
     """
-    if not model.segments:
-        raise UsageError("This model cannot be looked into: it does not run stage by stage.")
     x = model.eye.stack([crop]).to(model.net.dtype)
     exits, answers = {}, []
     total: Tensor | None = None
     seen: list[Tensor] = []
-    names = name_answers([segment.name for segment in model.segments])
+    names = name_answers(model.exits)
     criterion = model.trust.rule.criterion if model.trust.rule else "confidence"
+    looks = _by_stages(model, x) if model.segments else _at_once(model, x)
+    for number, (leave, feature, logits, warm) in enumerate(looks):
+        exits[leave] = {"classes": _top(model, (logits / model.trust.temperature(leave)).softmax(1), top), "map": warm}
+        total = logits if total is None else total + logits
+        probabilities = (total / (number + 1) / model.trust.temperature(names[number])).softmax(1)
+        seen.append(probabilities)
+        answers.append(
+            {
+                "name": names[number],
+                "exit": leave,
+                "classes": _top(model, probabilities, top),
+                "sureness": float(sureness(seen, criterion)),
+                "strange": _is_strange(model, leave, feature),
+            }
+        )
+    return {"exits": exits, "answers": answers, "criterion": criterion}
+
+
+def _by_stages(model: Predictor, x: Tensor) -> Iterator[_Seen]:
     with torch.enable_grad():
-        for number, segment in enumerate(model.segments):
+        for segment in model.segments:
             inside = segment.before(x).detach().requires_grad_()
             feature = segment.behind(inside)
             logits = segment.classifier(feature)
-            best = int(logits.argmax())
-            (pull,) = torch.autograd.grad(logits[0, best], inside)
-            own = (logits.detach().float() / model.trust.temperature(segment.name)).softmax(1)
-            exits[segment.name] = {
-                "classes": _top(model, own, top),
-                "map": _warm(inside.detach(), pull) if inside.ndim == 4 else None,
-            }
-            total = logits.detach().float() if total is None else total + logits.detach().float()
-            probabilities = (total / (number + 1) / model.trust.temperature(names[number])).softmax(1)
-            seen.append(probabilities)
-            answers.append(
-                {
-                    "name": names[number],
-                    "exit": segment.name,
-                    "classes": _top(model, probabilities, top),
-                    "sureness": float(sureness(seen, criterion)),
-                    "strange": _is_strange(model, segment.name, feature.detach()),
-                }
-            )
+            (pull,) = torch.autograd.grad(logits[0, int(logits.argmax())], inside)
             x = inside.detach()
-    return {"exits": exits, "answers": answers, "criterion": criterion}
+            yield segment.name, feature.detach(), logits.detach().float(), _warm(x, pull) if x.ndim == 4 else None
+
+
+def _at_once(model: Predictor, x: Tensor) -> Iterator[_Seen]:
+    with torch.inference_mode():
+        out = model.net(x)
+    for leave in model.exits:
+        yield leave, out.features[leave], out.logits[leave].float(), None
 
 
 def _is_strange(model: Predictor, leave: str, feature: Tensor) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -16,8 +16,10 @@ from selfcon.data import cutting, resident
 from selfcon.data.images import Pixels, decode, from_pillow, read_image
 from selfcon.errors import UsageError
 
-Picture = str | Path | bytes | Pixels | Tensor | Image.Image
-"""A file, its contents, uint8 pixels [H, W, 3] or [H, W], Pillow's image, or a tensor [3, H, W].
+Picture = str | Path | bytes | BinaryIO | Pixels | Tensor | Image.Image
+"""A file, one that is open, its contents, uint8 pixels [H, W, 3] or [H, W], Pillow's image, or a tensor [3, H, W].
+
+Grey ones may be [H, W, 1] and [1, H, W], too.
 
 Tensors are uint8, or floating point from 0 to 1, as torchvision makes them.
 """
@@ -27,8 +29,8 @@ def read_picture(picture: Picture) -> Pixels:
     """The pixels [H, W, 3]; BadImageError for files that are none."""
     if isinstance(picture, str | Path):
         return read_image(Path(picture))
-    if isinstance(picture, bytes):
-        return decode(Path("The image"), picture).pixels
+    if isinstance(picture, bytes) or hasattr(picture, "read"):
+        return decode(Path("The image"), picture if isinstance(picture, bytes) else picture.read()).pixels
     if isinstance(picture, Image.Image):
         return from_pillow(picture)
     return _as_pixels(picture)
@@ -44,10 +46,12 @@ def _as_pixels(picture: Any) -> Pixels:
         if not (array.min() >= 0 and array.max() <= 1):
             raise UsageError(f"A floating-point tensor is an image where its values are 0 to 1, which {given} are not.")
         array = (array * 255).round().astype(np.uint8)
-    if isinstance(picture, Tensor) and array.ndim == 3 and array.shape[0] == 3:
+    if isinstance(picture, Tensor) and array.ndim == 3 and array.shape[0] in (1, 3):
         array = array.transpose(1, 2, 0)
     if array.ndim == 2:
-        array = np.repeat(array[:, :, None], 3, axis=2)
+        array = array[:, :, None]
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = np.repeat(array, 3, axis=2)
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or not array.size:
         raise UsageError(f"An image is a file, uint8 pixels [H, W, 3] or a tensor [3, H, W], not {given}.")
     return array

@@ -211,8 +211,8 @@ class Predictor:
         )
 
     def _check_top(self, top: int) -> None:
-        if not 1 <= top <= len(self.classes):
-            raise UsageError(f"The likeliest 1 to {len(self.classes)} classes can be told, not {top}.")
+        if not isinstance(top, int) or not 1 <= top <= len(self.classes):
+            raise UsageError(f"The likeliest 1 to {len(self.classes)} classes can be told, not {top!r}.")
 
     def _choose_rule(self, leave: str, budget: float | None) -> Rule | None:
         if not self.net.classifiers:
@@ -274,9 +274,12 @@ class Predictor:
 
 def _as_many(images: Picture | Iterable[Picture]) -> Iterable[Picture]:
     """One image, or several in whatever holds them."""
-    if isinstance(images, str | Path | bytes | Image.Image) or getattr(images, "ndim", 4) in (0, 2, 3):
+    one = isinstance(images, str | Path | bytes | Image.Image) or hasattr(images, "read")
+    if one or getattr(images, "ndim", 4) in (0, 2, 3):
         return [images]  # type: ignore[list-item]
-    return images
+    if not isinstance(images, Iterable):
+        raise UsageError(f"Images are files, pixels or several of them, not {type(images).__name__}.")
+    return images  # type: ignore[return-value]
 
 
 def _name(picture: Picture) -> str:

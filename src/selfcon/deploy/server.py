@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
+from inspect import signature
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from starlette.requests import ClientDisconnect
 
 import selfcon
 from selfcon.data.images import FORMATS, Pixels, decode
-from selfcon.deploy.asking import OF_A_BODY, from_base64, parameters, parse, refuse_unknown
+from selfcon.deploy.asking import REFUSALS, describe_body, from_base64, parameters, parse, refuse_unknown
 from selfcon.deploy.batching import Batcher, BusyError, Wish
 from selfcon.deploy.gallery import Gallery
 from selfcon.deploy.holder import Holder
@@ -82,7 +83,8 @@ def make_app(
     @app.middleware("http")
     async def surround(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
         start = time.perf_counter()
-        if not rates.allows(request.client.host if request.client else ""):
+        # Whoever asks whether the service is there is always answered.
+        if request.url.path != "/health" and not rates.allows(request.client.host if request.client else ""):
             response: Response = _refuse(429, "Too many requests: slow down.")
         else:
             response = await _guarded(go_on, request)
@@ -167,11 +169,16 @@ class _Service:
         for path in _PAGE:
             app.get(f"/{path}", include_in_schema=False)(self._page(path))
         app.get("/health")(self.health)
+        app.head("/health", include_in_schema=False)(self.health)
         app.get("/metrics", response_class=Response)(self.metrics)
         app.get("/v1/model")(self.describe)
         for answer in (self.predict, self.embed, self.neighbours, self.explain):
-            path = f"/v1/{answer.__name__}"
-            app.post(path, openapi_extra=OF_A_BODY, dependencies=[Depends(refuse_unknown)])(answer)
+            app.post(
+                f"/v1/{answer.__name__}",
+                openapi_extra=describe_body([name for name in signature(answer).parameters if name != "request"]),
+                responses=REFUSALS,
+                dependencies=[Depends(refuse_unknown)],
+            )(answer)
         app.get("/v1/samples")(self.samples)
         app.get("/v1/images/{split}/{number}.png", response_class=Response)(self.image)
 
@@ -254,11 +261,11 @@ class _Service:
     async def neighbours(self, request: Request, exit: str = "backbone", k: int = 8) -> dict[str, Any]:  # noqa: A002
         """The nearest training images of an image, by the features of an exit."""
         gallery, model = self._gallery(), self.holder.model
-        crops, wish = await self._all_good(request, Wish(exit), model)
+        crops, wish = await self._all_good(request, Wish(exit, k=k), model)
         if wish.exit not in gallery.features:
             raise UsageError(f"There is no exit {wish.exit!r}; there are {', '.join(gallery.features)}.")
         features = await self._in_turn(lambda: model.embed_crops(crops))
-        return {"neighbours": [gallery.neighbours(feature, wish.exit, k) for feature in features[wish.exit]]}
+        return {"neighbours": [gallery.neighbours(feature, wish.exit, wish.k) for feature in features[wish.exit]]}
 
     async def explain(self, request: Request, top: int = 5) -> dict[str, Any]:
         """What every exit thinks of an image, and where it looks."""
@@ -284,7 +291,9 @@ class _Service:
 
     def _gallery(self) -> Gallery:
         if self.gallery is None:
-            raise HTTPException(404, "The run's data are not at hand, so there are no images to show.")
+            raise HTTPException(
+                404, "There are no images to show: the run's data are not at hand, or were not to be shown."
+            )
         return self.gallery
 
     async def _in_turn(self, work: Callable[[], Any]) -> Any:

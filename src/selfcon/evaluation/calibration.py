@@ -16,7 +16,7 @@ from selfcon.errors import DataError, UsageError
 
 BINS = 15
 _FOLDS = 5
-_LEAST, _MOST = 0.02, 50.0  # temperatures; where every answer is right, none is too low
+_LEAST, _MOST = 0.02, 1000.0  # temperatures; where every answer is right, none is too low
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:

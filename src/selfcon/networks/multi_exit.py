@@ -101,6 +101,13 @@ class MultiExitNetwork(nn.Module):
         """How many stages the encoder has, where it runs stage by stage; else 0."""
         return len(self.splitter.stages(self.encoder)) if isinstance(self.splitter, Staged) else 0
 
+    def need_stages(self, count: int, what: str) -> None:
+        """UsageError where a task needs the maps of so many stages, and they cannot be had."""
+        if not self.stages:
+            raise UsageError(f"{what} needs an encoder that runs stage by stage, and this one does not.")
+        if self.stages < count:
+            raise UsageError(f"{what} needs an encoder of {count} stages or more, and this one has {self.stages}.")
+
     def stage_maps(self, images: Tensor) -> list[Tensor]:
         """The maps [B, C, H, W] after every stage, for tasks that need more than one of them."""
         if not self.stages:

@@ -68,10 +68,13 @@ def load_model(path: str | Path) -> tuple[MultiExitNetwork, dict[str, Any]]:
     a network before the weights are seen to fit it.
     """
     path = Path(path)
-    if not (path / "model.json").is_file() or not (path / "model.safetensors").is_file():
+    if missing := [name for name in ("model.json", "model.safetensors") if not (path / name).is_file()]:
+        if path.is_file():
+            raise InputMissingError(f"{path} is a file: name the folder of a run.")
         if not path.is_dir():
             raise InputMissingError(f"There is no folder {path}{hint_path(path)}")
-        raise InputMissingError(f"{path} holds no trained model: model.json and model.safetensors are not there.")
+        verb = "is" if len(missing) == 1 else "are"
+        raise InputMissingError(f"{path} holds no trained model: {' and '.join(missing)} {verb} not there.")
     try:
         facts = json.loads(inside(path, "model.json").read_text(encoding="utf-8"))
         network = _check_network(path, facts["network"])

@@ -42,8 +42,7 @@ class Pyramid(nn.Module):
 
     def __init__(self, net: MultiExitNetwork) -> None:
         super().__init__()
-        if net.stages < 3:
-            raise UsageError("A feature pyramid needs an encoder of three stages or more.")
+        net.need_stages(3, "A feature pyramid")
         self.net = net
         net.keep_maps_only()
         self.joined = FeaturePyramidNetwork(

@@ -36,8 +36,7 @@ class Segmenter(nn.Module):
     def __init__(self, net: MultiExitNetwork, classes: int, *, channels: int = 256) -> None:
         super().__init__()
         decoder = _decoder_type()
-        if net.stages < 4:
-            raise UsageError("DeepLabV3+ needs an encoder of four stages or more.")
+        net.need_stages(4, "DeepLabV3+")
         self.net = net
         net.keep_maps_only()
         widths = net.stage_widths()

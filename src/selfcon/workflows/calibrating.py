@@ -88,21 +88,7 @@ def calibrate(
     """
     targets = {"within": within, "cost": mean_cost, "as_good_as": as_good_as}
     target = {name: value for name, value in targets.items() if value is not None}
-    if len(target) > 1:
-        raise UsageError(
-            "A rule is chosen for one thing: leave out all but one of --within, --mean-cost, --as-good-as."
-        )
-    if criterion not in CRITERIA:
-        raise unknown_name("criterion", criterion, CRITERIA)
-    if strangers not in KINDS:
-        raise unknown_name("way to tell strange images", strangers, KINDS)
-    for name, value in {"within": within, "mean_cost": mean_cost, "most_wrong": most_wrong}.items():
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            raise UsageError(f"{name} is a number of at least 0, not {value}.")
-    if most_wrong is not None and most_wrong >= 100:
-        raise UsageError(f"The part of wrong answers must be between 0 and 100 percent, not {most_wrong:g}.")
-    if batch_size < 1:
-        raise UsageError(f"A batch holds at least 1 image, not {batch_size}.")
+    _check(target, criterion, strangers, most_wrong, batch_size)
     run = open_run(run_folder, device)
     folder = refuse_link(run.path / "analysis")
     if not run.net.classifiers:
@@ -130,10 +116,41 @@ def calibrate(
     if can_leave:
         kept["early_exit"] = work.fit_rule(result, pictures, criterion, target or {"within": 1.0}, batch_size)
     if most_wrong is not None:
-        kept |= work.fit_silence(result, most_wrong, kept.get("early_exit"))
+        kept |= work.fit_silence(result, most_wrong, kept.get("early_exit"), foreign.strange)
+        if others is not None:
+            result["silence"]["outside_unknown"] = work.tell_unknown(
+                others, kept["silence"], foreign.strange["outside"]
+            )
     _store(run.path, kept, foreign.tensors)
     result["model_sha256"] = kept["model_sha256"]
     return write(result, pictures, folder, name="calibration")
+
+
+def _check(
+    target: Mapping[str, Any], criterion: str, strangers: str, most_wrong: float | None, batch_size: int
+) -> None:
+    """UsageError for what cannot be meant."""
+    if len(target) > 1:
+        raise UsageError(
+            "A rule is chosen for one thing: leave out all but one of --within, --mean-cost, --as-good-as."
+        )
+    if criterion not in CRITERIA:
+        raise unknown_name("criterion", criterion, CRITERIA)
+    if strangers not in KINDS:
+        raise unknown_name("way to tell strange images", strangers, KINDS)
+    for name, value in {
+        "within": target.get("within"),
+        "mean_cost": target.get("cost"),
+        "most_wrong": most_wrong,
+    }.items():
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            raise UsageError(f"{name} is a number of at least 0, not {value}.")
+    if target.get("cost", 0) > 1:
+        raise UsageError(f"A mean cost is a part of the whole network's, up to 1, not {target['cost']:g}.")
+    if most_wrong is not None and most_wrong >= 100:
+        raise UsageError(f"The part of wrong answers must be between 0 and 100 percent, not {most_wrong:g}.")
+    if batch_size < 1:
+        raise UsageError(f"A batch holds at least 1 image, not {batch_size}.")
 
 
 @dataclass
@@ -153,10 +170,9 @@ class _Calibration:
     def begin(cls, run: TrainedRun, data: str | None, seed: int) -> _Calibration:
         test = run.split("test")
         if data is not None:
-            source = run.other_source(data)
-            if list(source.classes) != run.facts["classes"]:
-                raise DataError(f"{source.name} has other classes than {run.path} was trained on.")
-            held, told, names = run.as_seen(source.test), test, (f"the test images of {source.name}", "all test images")
+            source = run.labelled_source(data)
+            which = "the images" if source.train is source.test else "the test images"
+            held, told, names = run.as_seen(source.test), test, (f"{which} of {source.name}", "all test images")
             if held.fingerprint() == test.fingerprint():
                 raise UsageError(f"{data} are the run's own test images, to measure results on: hold out others.")
         elif run.source.val is not None:
@@ -225,9 +241,28 @@ class _Calibration:
         pictures["risk"] = trust_figures.draw_risk(curves)
         result["risk_coverage_area"] = areas
 
-    def fit_silence(self, result: Result, most_wrong: float, early: Result | None) -> Result:
-        """By answer, the probability below which it is not given; and for those whom the rule lets come that far."""
-        chosen = {name: self._silence(name, most_wrong, None) for name in self.temperatures}
+    @property
+    def _behind(self) -> dict[str, str]:
+        """By answer, the exit whose features tell whether an image is strange."""
+        return {**{name: name for name in self.order}, **dict(zip(name_answers(self.order), self.order, strict=True))}
+
+    def tell_unknown(self, others: Split, silence: Mapping[str, float], strange: Mapping[str, Tensor]) -> float:
+        """How many percent of other images the last answer, of all exits, will be `unknown` of."""
+        name = name_answers(self.order)[-1]
+        probable = self._calibrated(predict(self.run.net, others, size=self.run.size), name).amax(1)
+        return 100 * float(((probable < silence[name]) | strange[self._behind[name]]).double().mean())
+
+    def fit_silence(
+        self, result: Result, most_wrong: float, early: Result | None, strange: Mapping[str, Mapping[str, Tensor]]
+    ) -> Result:
+        """By answer, the probability below which it is not given; and for those whom the rule lets come that far.
+
+        Of strange images nothing is said anyway, so they do not count where a probability is chosen.
+        """
+        known = {
+            name: tuple(~strange[part][leave] for part in ("held", "told")) for name, leave in self._behind.items()
+        }
+        chosen = {name: self._silence(name, most_wrong, known[name], None) for name in self.temperatures}
         kept: Result = {"silence": {name: threshold for name, (threshold, _) in chosen.items()}}
         found = {name: numbers for name, (_, numbers) in chosen.items()}
         if early is not None:
@@ -238,7 +273,7 @@ class _Calibration:
                 groups = zip(*(self._who_leaves(each, rule) for each in self._both), strict=True)
                 # Where nobody leaves, what holds for all is the best that is known.
                 by_rule = {
-                    name: self._silence(name, most_wrong, both if bool(both[0].any()) else None)
+                    name: self._silence(name, most_wrong, known[name], both if bool(both[0].any()) else None)
                     for name, both in zip(names, groups, strict=True)
                 }
                 thresholds = {name: threshold for name, (threshold, _) in by_rule.items()}
@@ -257,16 +292,19 @@ class _Calibration:
     def _both(self) -> tuple[Predictions, Predictions]:
         return self.choosing, self.telling
 
-    def _silence(self, name: str, most_wrong: float, only: tuple[Tensor, Tensor] | None) -> tuple[float, Result]:
+    def _silence(
+        self, name: str, most_wrong: float, known: Sequence[Tensor], only: tuple[Tensor, Tensor] | None
+    ) -> tuple[float, Result]:
         """A threshold, and what it does to the images that are told of; `only` are those of both that count."""
-        scores, right = [], []
+        scores, right, familiar = [], [], []
         for number, each in enumerate(self._both):
             counted = torch.ones(len(each.labels), dtype=torch.bool) if only is None else only[number]
             probabilities = self._calibrated(each, name)[counted]
             scores.append(probabilities.amax(1))
             right.append(probabilities.argmax(1) == each.labels[counted])
-        threshold = choose_silence(trace_risk(scores[0], right[0]), most_wrong)
-        given = scores[1] >= threshold
+            familiar.append(known[number][counted])
+        threshold = choose_silence(trace_risk(scores[0][familiar[0]], right[0][familiar[0]]), most_wrong)
+        given = (scores[1] >= threshold) & familiar[1]
         numbers = {
             "threshold": min(threshold, NEVER),
             "answered": 100 * float(given.double().mean()) if len(given) else 0.0,

@@ -80,7 +80,7 @@ def _tell_loading(folder: Path, *, alone: bool) -> str:
     about, published = _read(folder / "encoder.json"), {"stem": "large", "width": 1.0, "norm": "batch"}
     other = [f"{key} {about[key]}" for key, value in published.items() if about[key] != value]
     return (
-        f"timm alone does not build this encoder ({', '.join(other) or about['architecture']}): "
+        f"timm alone does not load this encoder ({', '.join(other) or about['architecture']}): "
         f"three lines in encoder.json load it with selfcon"
     )
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from selfcon.data.folders import list_images
+from selfcon.data.folders import describe_others, list_images
 from selfcon.deploy import predictor as predictors
 from selfcon.deploy.predictor import Prediction, Predictor
 from selfcon.errors import BadImageError, DataError, InputMissingError, StorageError, UsageError
@@ -32,16 +32,21 @@ def load(run_folder: str | Path, device: str = "auto") -> Predictor:
 
 
 def find_images(paths: Iterable[str | Path]) -> list[Path]:
-    """Files as they are, images of folders and all below, what patterns match, and with `-` lines of standard input."""
+    """Files as they are, images of folders and all below, what patterns match, and with `-` lines of standard input.
+
+    A line is a file or a folder, and no pattern.
+    """
     found: list[Path] = []
     empty: list[Path] = []
-    for path in _read_lines(several(paths)):
+    for path, may_match in _read_lines(several(paths)):
         if _is_folder(path):
             inside = [each for each in list_images(path) if each.is_file()]
             if not inside:
                 empty.append(path)
+            elif others := describe_others(path):
+                say(f"note: of {path}, {others}")
             found += inside
-        elif glob.has_magic(str(path)) and not os.path.lexists(path):
+        elif may_match and glob.has_magic(str(path)) and not os.path.lexists(path):
             matched = sorted(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207 - patterns may begin at the root
             if not matched:
                 raise InputMissingError(f"Nothing is called {path}.")
@@ -64,14 +69,15 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-def _read_lines(paths: Iterable[str | Path]) -> Iterator[Path]:
+def _read_lines(paths: Iterable[str | Path]) -> Iterator[tuple[Path, bool]]:
+    """Each path, and whether it may be a pattern."""
     for path in paths:
         if str(path) != "-":
-            yield Path(path)
+            yield Path(path), True
             continue
         if isinstance(sys.stdin, io.TextIOWrapper):
             sys.stdin.reconfigure(errors="surrogateescape")  # names may be no text
-        yield from (Path(line.rstrip("\r\n")) for line in sys.stdin if line.strip())
+        yield from ((Path(line.rstrip("\r\n")), False) for line in sys.stdin if line.strip())
 
 
 def predict(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from selfcon.errors import DataError, UsageError
+from selfcon.errors import UsageError
 from selfcon.evaluation import knn as neighbours
 from selfcon.evaluation.accuracy import embed, predict, summarise
 from selfcon.workflows.trained import open_run
@@ -16,13 +16,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Accuracy of every exit and of the ensemble on a split of the run's data, or of other data of the same classes."""
     run = open_run(run_folder, device)
-    source = run.source if data is None else run.other_source(data)
+    source = run.source if data is None else run.labelled_source(data)
     if not run.net.classifiers:
         raise UsageError(f"{run_folder} has no classifiers yet: `selfcon probe` trains them.")
-    if list(source.classes) != run.facts["classes"]:
-        raise DataError(
-            f"{source.name} has other classes than the {len(run.facts['classes'])} that the run was trained on."
-        )
     images = source.splits().get(split)
     if images is None:
         raise UsageError(f"{source.name} has no split {split!r}; it has {', '.join(source.splits())}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
 import socket
 from collections.abc import Iterator
@@ -44,8 +45,6 @@ def serve(
     if not rate > 0:
         raise UsageError(f"Requests a second must be more than 0, not {rate:g}.")
     holder = Holder(Path(run_folder), choose_device(device))
-    if not holder.model.net.classifiers:
-        raise UsageError(f"{run_folder} has no classifiers yet: `selfcon probe` trains them.")
     shown = make_gallery(run_folder, device) if gallery else None
     hosts = (*_LOOPBACK, "[::1]") if host in _LOOPBACK else ("*",)
     app = make_app(holder, shown, Limits(rate=rate), hosts, lambda: make_gallery(run_folder, device))
@@ -85,15 +84,23 @@ def _listen(host: str, port: int) -> socket.socket:
     if not 0 <= port <= _LAST_PORT:
         raise UsageError(f"--port takes 0 to {_LAST_PORT}, not {port}.")
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind)
+        return _open(host, port)
+    except OSError as error:
+        taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        advice = "--port takes another one" if taken else "--host takes an address or a name of this machine"
+        raise UsageError(f"The service cannot listen at {host}:{port} ({error.strerror}): {advice}.") from None
+
+
+def _open(host: str, port: int) -> socket.socket:
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listening = socket.socket(family, kind)
+    try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen(2048)
-    except OSError as error:
-        raise UsageError(
-            f"The service cannot listen at {host}:{port} ({error.strerror}): --port takes another one."
-        ) from None
+    except OSError:
+        listening.close()
+        raise
     return listening
 
 

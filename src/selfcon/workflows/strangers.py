@@ -27,6 +27,7 @@ class Strangers:
     """By exit the score above which an image is strange, what scores are computed from, and how well that works."""
 
     thresholds: dict[str, float]
+    strange: dict[str, dict[str, Tensor]]  # by part (held, told, outside) and exit, which images are [N]
     tensors: dict[str, Tensor]
     found: dict[str, Any]
 
@@ -42,19 +43,21 @@ def fit_strangers(run: TrainedRun, held: Split, told: Split, *, kind: str, outsi
     thresholds: dict[str, float] = {}
     found: dict[str, dict[str, float]] = {}
     tensors: dict[str, Tensor] = {}
+    strange: dict[str, dict[str, Tensor]] = {part: {} for part in parts if part != "known"}
     for name in run.net.names:
         stranger = KINDS[kind].fit(features["known"][name], known.labels.cpu())
-        thresholds[name] = float(torch.quantile(stranger.score(features["held"][name]).double(), _KEPT))
-        scores = stranger.score(features["told"][name])
-        found[name] = {"called_strange": 100 * float((scores > thresholds[name]).double().mean())}
+        scores = {part: stranger.score(features[part][name]) for part in strange}
+        thresholds[name] = float(torch.quantile(scores["held"].double(), _KEPT))
+        for part, each in scores.items():
+            strange[part][name] = each > thresholds[name]
+        found[name] = {"called_strange": 100 * float(strange["told"][name].double().mean())}
         if outside is not None:
-            others = stranger.score(features["outside"][name])
             found[name] |= {
-                "auroc": auroc(scores, others),
-                "outside_called_strange": 100 * float((others > thresholds[name]).double().mean()),
+                "auroc": auroc(scores["told"], scores["outside"]),
+                "outside_called_strange": 100 * float(strange["outside"][name].double().mean()),
             }
         tensors |= {f"{name}.{part}": value.cpu().contiguous() for part, value in stranger.state().items()}
-    return Strangers(thresholds, tensors, {"exits": found})
+    return Strangers(thresholds, strange, tensors, {"exits": found})
 
 
 def open_outside(run: TrainedRun, outside: str) -> Split:

@@ -12,12 +12,14 @@ import timm
 import torch
 
 from selfcon.config import Settings, make_settings, read_yaml
+from selfcon.data.folders import list_classes, read_classes
 from selfcon.data.resident import Resident, make_resident
 from selfcon.data.source import FileImages, Images, Source
 from selfcon.data.sources import list_sources, load
 from selfcon.data.split import Split
 from selfcon.data.streamed import make_streamed
-from selfcon.errors import InputMissingError, SelfconError, UsageError, added_elsewhere
+from selfcon.errors import DataError, InputMissingError, SelfconError, UsageError, added_elsewhere
+from selfcon.evaluation.cost import zero_image
 from selfcon.losses.methods import Method, get_method, list_methods
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.weights import find_timm_weights, load_encoder, read_weights
@@ -83,18 +85,48 @@ class TrainedRun:
         if self.is_own(data):
             return read_source(self.settings.model_copy(update={"data_root": root}))
         found = load(data, root=root, seed=seed)
-        self._tell_known(found)
+        self._tell_known(found.test, f"test images of {found.name}")
         return found
 
-    def _tell_known(self, found: Source) -> None:
-        if not isinstance(found.test, FileImages) or not Path(self.settings.data).is_dir():
+    def labelled_source(self, data: str) -> Source:
+        """Other images of its classes, to measure with: a folder that holds nothing but its classes is not split."""
+        folder, classes = Path(data), list(self.facts["classes"])
+        if (
+            self.is_own(data)
+            or data in list_sources()
+            or not folder.is_dir()
+            or list_classes(folder) != sorted(classes)
+        ):
+            found = self.other_source(data)
+            if list(found.classes) != classes:
+                raise DataError(
+                    f"{found.name} has other classes than the {len(classes)} that {self.path} was trained on."
+                )
+            return found
+        images = read_classes(folder, classes)
+        self._tell_known(images, f"images of {folder.resolve().name}")
+        return Source(folder.resolve().name, tuple(classes), train=images, test=images)
+
+    def _tell_known(self, images: Images, name: str) -> None:
+        if not isinstance(images, FileImages) or not Path(self.settings.data).is_dir():
             return
         with suppress(SelfconError):
             if isinstance(own := self.source.train, FileImages):
                 known = {path.resolve() for path in own.paths}
-                count = sum(path.resolve() in known for path in found.test.paths)
+                count = sum(path.resolve() in known for path in images.paths)
                 if count:
-                    say(f"note: {count:,} of the {len(found.test):,} test images of {found.name} were trained on")
+                    say(f"note: {count:,} of the {len(images):,} {name} were trained on")
+
+    def at_size(self, size: int) -> Self:
+        """The same for images of another side, where its network takes such."""
+        try:
+            with torch.no_grad():
+                self.net.eval()(zero_image(self.net, size))
+        except (AssertionError, RuntimeError):
+            raise UsageError(
+                f"The network of {self.path} does not take images of {size} pixels; it was trained on {self.size}."
+            ) from None
+        return replace(self, facts={**self.facts, "image_size": size})
 
     def with_fresh_weights(self, seed: int) -> Self:
         """The same network, untrained."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,8 @@ def classify(
     running = Running.choose(device=device, compile=None, log=())
     with join(running.device) as world:
         run = open_encoder(encoder, str(running.device), trust=trust)
-        run = replace(run, facts={**run.facts, "image_size": image_size or run.size})
+        if image_size is not None:
+            run = run.at_size(image_size)
         if random:
             run = run.with_fresh_weights(seed)
         source = run.other_source(data, root=data_root, seed=seed)

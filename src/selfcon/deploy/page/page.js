@@ -101,7 +101,7 @@ function overlay(map, name) {
   const side = 224, canvas = make("canvas");
   canvas.width = canvas.height = side;
   canvas.setAttribute("role", "img");
-  canvas.setAttribute("aria-label", `where ${name} looks`);
+  canvas.setAttribute("aria-label", map ? `where ${name} looks` : `what ${name} sees`);
   const pen = canvas.getContext("2d"), image = last.image;
   const whole = image.width === model.image_size && image.height === model.image_size;
   const part = Math.min(image.width, image.height) * (whole ? 1 : model.part_seen); // what the network saw of it
