@@ -189,6 +189,11 @@ class Settings(Section):
         return 3e-3 if self.optim.name == "adamw" else 0.5 * self.batch_size / 1024
 
     @property
+    def piece(self) -> int | None:
+        """How many samples are in the network at a time, where those are not the whole batch."""
+        return self.micro_batch if self.micro_batch is not None and self.micro_batch < self.batch_size else None
+
+    @property
     def probe_epochs(self) -> int:
         """How long the linear classifiers are trained."""
         return self.probe.epochs or min(100, 10 * self.epochs)

@@ -25,7 +25,7 @@ from selfcon.deploy.card import write_card
 from selfcon.deploy.export import export_onnx, export_stages, export_timm
 from selfcon.deploy.pictures import Eye, read_picture
 from selfcon.deploy.trust import Trust
-from selfcon.errors import SelfconError, StorageError
+from selfcon.errors import SelfconError, StorageError, UsageError
 from selfcon.evaluation.early_exit import Rule
 from selfcon.training.artifact import load_model, remember_images
 from tests.cli.calling import call
@@ -201,13 +201,19 @@ def test_what_does_not_run_stage_by_stage_is_exported_whole(tmp_path: Path) -> N
     result = selfcon.export(tmp_path / "run")
     assert "model.onnx" in result["files"]
     assert not any(name.startswith("stage") for name in result["files"])
+    with pytest.raises(UsageError, match="does not take images of 64 pixels; it was trained on 16"):
+        selfcon.transfer.classify(tmp_path / "run", data="digits", image_size=64, device="cpu")
 
 
 def test_mistakes(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "model.json").write_text("{}")
     for words, code, sentence in (
         ([place / "run", "--formats", "onx"], 64, "did you mean 'onnx'"),
         ([place / "run", "--formats", ""], 64, "at least one format"),
-        ([tmp_path], 66, "holds no trained model"),
+        ([tmp_path], 66, "holds no trained model: model.json and model.safetensors are not there"),
+        ([tmp_path / "half"], 66, "holds no trained model: model.safetensors is not there"),
+        ([tmp_path / "half" / "model.json"], 66, "is a file: name the folder of a run"),
         ([place / "run", "--formats", "timm", "--out", "/proc/x"], 74, "cannot be written"),
     ):
         done = call("export", *words, cwd=tmp_path)

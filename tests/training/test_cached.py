@@ -79,6 +79,7 @@ def test_as_a_setting(tmp_path: Any) -> None:
     whole = selfcon.fit(out=tmp_path / "whole", norm="group", **keys)
     pieces = selfcon.fit(out=tmp_path / "pieces", norm="group", micro_batch=16, **keys)
     assert pieces["accuracy"] == whole["accuracy"]
+    selfcon.fit(out=tmp_path / "all", micro_batch=48, **keys)  # a piece that is the whole batch is none: no warning
     with pytest.warns(SelfconWarning, match="--norm group makes pieces exact"):
         selfcon.fit(out=tmp_path / "bn", micro_batch=16, **keys)
     with pytest.raises(UsageError, match="norm"):

@@ -41,6 +41,34 @@ def test_the_newest_is_loaded_and_two_are_kept(tmp_path: Path) -> None:
     assert torch.equal(found.tensors["weights"], torch.full((3,), 4.0))
 
 
+@pytest.mark.parametrize("renames", [1, 2])
+def test_one_of_the_same_name_is_there_until_its_successor_is(
+    tmp_path: Path, renames: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed at a rename does not clean up behind itself."""
+    save(tmp_path, "step-000000001", checkpoint(1))
+    rename, made = Path.rename, []
+
+    def killed(self: Path, target: Path) -> Path:
+        made.append(target)
+        if len(made) > renames:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    with monkeypatch.context() as dying:
+        dying.setattr(Path, "rename", killed)
+        dying.setattr(checkpoints, "_bring_back", lambda *_: None)
+        if renames == 1:
+            with pytest.raises(KeyboardInterrupt):
+                save(tmp_path, "step-000000001", checkpoint(2))
+        else:
+            save(tmp_path, "step-000000001", checkpoint(2))
+    found = load_newest(tmp_path)
+    assert found is not None
+    assert found.facts["epoch"] == renames
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
+
+
 @pytest.mark.parametrize("damage", ["flip", "cut", "json", "number", "nest", "digit", "format", "missing"])
 def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path: Path, damage: str) -> None:
     fill(tmp_path, 2)

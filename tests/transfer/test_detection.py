@@ -148,7 +148,7 @@ def test_map_equals_pycocotools(tmp_path: Path) -> None:
 
 def test_encoders_that_do_not_fit_are_told() -> None:
     vit = selfcon.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
-    with pytest.raises(UsageError, match="three stages"):
+    with pytest.raises(UsageError, match="needs an encoder that runs stage by stage"):
         Detector(vit, 3, size=32, mean=[0.5] * 3, std=[0.5] * 3)
 
 

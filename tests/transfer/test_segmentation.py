@@ -44,7 +44,7 @@ def test_sizes_and_encoders_that_do_not_fit_are_told() -> None:
         Segmenter(network(stem="large"), 3).check_size(72)
     Segmenter(network(stem="large"), 3).check_size(96)
     vit = selfcon.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
-    with pytest.raises(UsageError, match="four stages"):
+    with pytest.raises(UsageError, match="needs an encoder that runs stage by stage"):
         Segmenter(vit, 3)
 
 

@@ -12,10 +12,12 @@ from PIL import Image
 
 import selfcon
 from selfcon.config import make_settings
+from selfcon.data.orders import draw_order
 from selfcon.errors import MemoryShortageError
 from selfcon.training.trainer import Trainer
 from selfcon.workflows.costs import Estimator
 from selfcon.workflows.doctor import examine, expected_positives, suggest_size
+from tests.workflows.conftest import write_stripes
 
 
 @pytest.mark.parametrize(("sides", "size"), [([20], 32), ([40, 70, 500], 64), ([200, 150, 140], 128), ([500] * 3, 224)])
@@ -53,7 +55,16 @@ def test_positives_of_a_balanced_sampler() -> None:
     labels = np.repeat(np.arange(1000), 10)
     assert expected_positives(labels, 128, 2) == pytest.approx(0.001 * 127 * 2 + 1)
     assert expected_positives(labels, 128, 2, balanced=True) == 3.0  # a second sample of its class, with two features
-    assert expected_positives(np.repeat(np.arange(4), 50), 101, 1, balanced=True) == 25.0
+    labels = np.repeat(np.arange(4), 50)
+    assert expected_positives(labels, 32, 1, balanced=True) == 7.0
+    order = draw_order(torch.from_numpy(labels), seed=0, epoch=1, balanced=True, device="cpu") % len(labels)
+    batch = labels[order[:100].numpy()]
+    assert expected_positives(labels, 100, 1, balanced=True) == pytest.approx((batch[:, None] == batch).sum() / 100 - 1)
+
+
+def test_small_images_are_not_called_larger_than_what_is_seen() -> None:
+    found = examine(data="digits", device="cpu", width=0.125)
+    assert not any("larger than what is seen" in each for each in found.advice)
 
 
 def test_times_on_a_cpu_go_with_the_work() -> None:
@@ -75,6 +86,28 @@ def test_what_does_not_fit_is_explained(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(Trainer, "update", fail)
     with pytest.raises(MemoryShortageError, match=r"Batches of 64 do not fit .*--micro-batch (32|16|8) "):
         examine(data="digits", width=0.125, batch_size=64, epochs=1, device="cpu")
+    with pytest.raises(MemoryShortageError, match=r"Pieces of 4 do not fit .*--micro-batch (2|1) "):
+        examine(data="digits", width=0.125, batch_size=64, micro_batch=4, norm="group", epochs=1, device="cpu")
+
+
+def test_what_does_not_fit_is_explained_for_the_size_of_the_images(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sizes = []
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
+
+    def most(self: Estimator, settings: Any) -> int:
+        sizes.append(settings.image_size)
+        return 4
+
+    monkeypatch.setattr(Trainer, "update", fail)
+    monkeypatch.setattr(Estimator, "most_samples", most)
+    data = write_stripes(tmp_path / "stripes.npz", side=48)
+    with pytest.raises(MemoryShortageError, match="--micro-batch 4 "):
+        selfcon.pretrain(data=str(data), out=tmp_path / "run", width=0.125, epochs=1, batch_size=32, device="cpu")
+    assert sizes == [48]
 
 
 def test_what_does_not_fit_in_the_probe_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from safetensors.torch import save_file
 import selfcon
 from selfcon.data.source import ArrayImages, Source
 from selfcon.data.thinning import thin
-from selfcon.errors import InputMissingError, UsageError
+from selfcon.errors import DataError, InputMissingError, UsageError
+from selfcon.training.artifact import load_model
+from selfcon.workflows.pipeline import make_pretraining, make_probing
 from selfcon.workflows.settings import collect_settings
 from selfcon.workflows.task import prepare
 from selfcon.workflows.trained import open_run
 from tests.cli.calling import call
-from tests.workflows.conftest import write_stripes
+from tests.workflows.conftest import write_noise, write_stripes
 
 SMALL: dict[str, Any] = {"width": 0.125, "epochs": 2, "batch_size": 16, "probe.epochs": 2, "device": "cpu"}
 
@@ -32,6 +35,86 @@ def test_uneven_classes_in_balance(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     train = open_run(folder, "cpu").split("train")  # and it is what was trained on
     assert torch.bincount(train.labels).tolist() == [40, 20, 10, 5]
+
+
+@pytest.mark.parametrize(("stage", "sampler"), [("pretrain", "balanced"), ("probe", "balanced"), ("pretrain", "plain")])
+def test_what_a_stage_sees_of_uneven_classes(stage: str, sampler: str, tmp_path: Path) -> None:
+    data = str(write_stripes(tmp_path / "stripes.npz", train=160))
+    given = {"data": data, "width": 0.125, "batch_size": 15, "probe.batch_size": 15, "imbalance": 8, "sampler": sampler}
+    task = prepare(collect_settings(None, given), torch.device("cpu"))
+    net = task.build_network(classifiers=False)
+    work = make_pretraining(task, lambda *_: None) if stage == "pretrain" else make_probing(task, net)
+    seen = torch.cat([batch.labels for batch in work.batches(1, 0)]).bincount(minlength=4)
+    if sampler == "plain":
+        assert seen.tolist() == [40, 20, 10, 5]
+    else:
+        assert seen.sum() == 75
+        assert seen.max() - seen.min() <= 2
+
+
+def test_uneven_and_few_together_and_from_classes_that_were_uneven() -> None:
+    def sizes(counts: list[int], **how: Any) -> list[int]:
+        labels = np.repeat(np.arange(len(counts)), counts)
+        arrays = ArrayImages(np.zeros((len(labels), 1, 1, 3), np.uint8), labels, "some")
+        source = Source("some", tuple(map(str, range(len(counts)))), train=arrays, test=arrays)
+        return list(map(int, np.bincount(thin(source, seed=0, **how).train.labels)))
+
+    assert sizes([100] * 3, per_class=20, imbalance=4) == [20, 10, 5]
+    assert sizes([50, 10, 200], per_class=None, imbalance=10) == [31, 10, 3]
+    with pytest.raises(DataError, match="There are 10 training images of '1', and 20 were asked for"):
+        sizes([50, 10, 200], per_class=20, imbalance=None)
+
+
+def test_some_are_drawn_by_the_seed() -> None:
+    arrays = ArrayImages(np.zeros((40, 1, 1, 3), np.uint8), np.arange(40) % 2, "some")
+    arrays.pixels[:, 0, 0, 0] = np.arange(40)
+    source = Source("some", ("0", "1"), train=arrays, test=arrays)
+    some = [thin(source, per_class=5, imbalance=None, seed=seed).train for seed in (0, 1)]
+    chosen = [{int(images[row][0, 0, 0]) for row in range(len(images))} for images in some]
+    assert chosen[0] != chosen[1]
+    assert set(range(10)) not in chosen
+
+
+@pytest.mark.filterwarnings("always")
+def test_weights_that_have_learnt_from_what_is_held_out_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_noise(tmp_path / "noise", images=12)
+    data = str(tmp_path / "noise")
+    small: dict[str, Any] = {
+        "data": data,
+        "width": 0.125,
+        "epochs": 1,
+        "batch_size": 8,
+        "device": "cpu",
+        "method": "ce",
+    }
+    selfcon.train(out=tmp_path / "first", **small)
+
+    def told(**more: Any) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            prepare(collect_settings(None, {**small, "weights": str(tmp_path / "first"), **more}), torch.device("cpu"))
+        return [str(each.message) for each in caught if "learnt from" in str(each.message)]
+
+    small.pop("device")
+    assert told() == []
+    assert "learnt from some of the test images here" in told(seed=1)[0]
+    assert "--seed 0 --val-fraction 0 splits the data as there" in told(seed=1)[0]
+    assert "learnt from some of the held-out images here" in told(val_fraction=0.3)[0]
+    assert "the test and held-out images" in told(seed=1, val_fraction=0.3)[0]
+    other = str(write_stripes(tmp_path / "stripes.npz"))
+    assert told(data=other, val_fraction=0.3) == []
+
+
+def test_sub_networks_are_taken_over_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = str(write_stripes(tmp_path / "stripes.npz"))
+    selfcon.pretrain(data=data, out=tmp_path / "first", width=0.125, epochs=1, batch_size=32, device="cpu")
+    before, _ = load_model(tmp_path / "first")
+    given = {"data": data, "width": 0.125, "exits": "2:fc,3:fc", "batch_size": 32, "weights": str(tmp_path / "first")}
+    net = prepare(collect_settings(None, given), torch.device("cpu")).build_network(classifiers=False)
+    for name, value in before.subnetworks["exit2"].state_dict().items():
+        assert torch.equal(net.subnetworks["exit2"].state_dict()[name], value)
+    assert "no weights for 'exit3', which begins anew" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("classes", "imbalance", "images"), [(100, 100, 10847), (100, 10, 19573), (10, 100, 12406)])

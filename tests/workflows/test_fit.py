@@ -59,7 +59,7 @@ def test_every_method_fits(method: str, stripes: Path, tmp_path: Path) -> None:
 
 def test_it_learns_and_the_numbers_about_it_agree(stripes: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    settings = options(epochs=10, val_fraction=0.25, keep_epochs=[5], batch_size=24)
+    settings = options(epochs=10, val_fraction=0.25, keep_epochs=[5, 10], batch_size=24)
     settings["probe.epochs"] = 20
     settings["watch.knn_every"] = 5
     result = selfcon.fit(data=str(stripes), out=run, ema=0.8, **settings)
@@ -68,14 +68,28 @@ def test_it_learns_and_the_numbers_about_it_agree(stripes: Path, tmp_path: Path)
     again = selfcon.evaluate(run)
     for name, values in again["accuracy"].items():
         assert values["top1"] == pytest.approx(result["accuracy"][name]["top1"])
-    assert selfcon.evaluate(run, split="train")["images"] == 72
-    assert selfcon.evaluate(run, split="val")["images"] == 24
+    for split, images, key, numbers in (
+        ("train", 72, "train_top1", result["accuracy"]),
+        ("val", 24, "top1", result["held_out_accuracy"]),
+    ):
+        found = selfcon.evaluate(run, split=split)
+        assert found["images"] == images
+        told = {name: values[key] for name, values in numbers.items()}
+        assert told == pytest.approx({name: values["top1"] for name, values in found["accuracy"].items()})
+        assert told != {name: values["top1"] for name, values in result["accuracy"].items()}
     assert set(selfcon.knn(run, k=5)["accuracy"]) == {"backbone", "exit2"}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines if line["stage"] == "pretrain"] == list(range(1, 11))
     assert [line["epoch"] for line in lines if "knn" in line] == [5, 10]
-    assert len(load_file(run / "encoders" / "epoch-0005.safetensors")) > 10
     net, facts = load_model(run)
+    _, last = checkpoint.read_newest(run / "checkpoints" / "pretrain") or ("", None)
+    assert last is not None
+    kept = load_file(run / "encoders" / "epoch-0010.safetensors")
+    for name, value in net.encoder.named_parameters():  # the average, and not the weights of the last step
+        assert torch.equal(value, last.tensors[f"average.encoder.{name}"])
+        assert torch.equal(value, kept[f"encoder.{name}"])
+        assert not torch.equal(value, last.tensors[f"module.encoder.{name}"])
+    assert (run / "encoders" / "epoch-0005.safetensors").exists()
     assert facts["classes"][0] == "rows"
     assert torch.isfinite(net(torch.randn(1, 3, 16, 16)).logits["exit2"]).all()
     with pytest.raises(DataError, match="other classes"):
@@ -367,6 +381,68 @@ def test_stopped_anywhere_it_ends_with_the_same_bytes(
     assert again["accuracy"] == whole["accuracy"]
     same = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "run")]
     assert same[0] == same[1]
+
+
+def test_what_was_begun_with_overwrite_goes_on_without_and_where_torchrun_begins_it_anew(
+    stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = {"data": str(stripes), **options(epochs=3, **{"model_options.drop_path_rate": 0.3})}
+    whole = selfcon.fit(out=tmp_path / "whole", **kept)
+    selfcon.pretrain(out=tmp_path / "run", data=str(stripes), **options(epochs=1))
+    with monkeypatch.context() as stopping:
+        stop_at(stopping, 4, signal.SIGTERM)
+        with pytest.raises(StoppedError, match="the same command without --overwrite goes on from here"):
+            selfcon.fit(out=tmp_path / "run", overwrite=True, **kept)
+    capsys.readouterr()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert selfcon.fit(out=tmp_path / "run", overwrite=True, **kept)["accuracy"] == whole["accuracy"]
+    assert "goes on in epoch 2 of 3" in capsys.readouterr().err
+    # Also what is drawn in the network, such as which of its parts are left out, is what it would have been.
+    same = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "run")]
+    assert same[0] == same[1]
+
+
+def test_a_run_whose_model_is_gone_is_not_done(stripes: Path, tmp_path: Path) -> None:
+    kept = {"data": str(stripes), **options()}
+    selfcon.fit(out=tmp_path / "run", **kept)
+    model = (tmp_path / "run" / "model.safetensors").read_bytes()
+    (tmp_path / "run" / "model.safetensors").unlink()
+    assert "already_done" not in selfcon.fit(out=tmp_path / "run", **kept)
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == model
+
+
+def test_several_seeds_do_not_go_where_one_is(stripes: Path, tmp_path: Path) -> None:
+    words: list[str | Path] = ["fit", "--data", stripes, "--width", "0.125", "--epochs", "1", "--device", "cpu"]
+    words += ["--batch-size", "32", "--probe.epochs", "1"]
+    assert call(*words, "--out", "one", cwd=tmp_path).returncode == 0
+    done = call(*words, "--out", "one", "--seed", "0,1", cwd=tmp_path)
+    assert (done.returncode, "one holds a run of one seed" in done.stderr) == (64, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "base"),
+    [
+        ("probe.weight_decay", 0.1, {}),
+        ("probe.schedule.kind", "constant", {}),
+        ("probe.momentum", 0.5, {}),
+        ("loss.alpha", 3.0, {"method": "selfcon-star"}),
+        ("augment.strength", 2.0, {}),
+        ("optim.nesterov", True, {"optim.name": "sgd"}),
+        ("optim.beta2", 0.9, {"optim.name": "adamw"}),
+        ("sampler", "balanced", {"imbalance": 4}),
+    ],
+)
+def test_what_is_asked_for_changes_what_is_learnt(
+    name: str, value: Any, base: dict[str, Any], stripes: Path, tmp_path: Path
+) -> None:
+    kept = {"data": str(stripes), **options(epochs=1, **base)}
+    selfcon.fit(out=tmp_path / "usual", **kept)
+    selfcon.fit(out=tmp_path / "other", **kept, **{name: value})
+    usual, other = (load_file(tmp_path / run / "model.safetensors") for run in ("usual", "other"))
+    part = "classifiers" if name.startswith("probe.") else "encoder"
+    assert any(not torch.equal(tensor, other[key]) for key, tensor in usual.items() if key.startswith(part))
+    if part == "classifiers":
+        assert all(torch.equal(tensor, other[key]) for key, tensor in usual.items() if key.startswith("encoder"))
 
 
 _ABRUPT = """

@@ -14,6 +14,7 @@ from selfcon.cli import report
 from selfcon.cli.parsing import Parser
 from selfcon.cli.results import show_result
 from selfcon.cli.settings import add_settings, default_folder, read_settings
+from selfcon.errors import UsageError
 from selfcon.progress import say, speaks
 
 VERB = "fit"
@@ -56,6 +57,8 @@ def run_training(options: argparse.Namespace, unknown: list[str], verb: str) -> 
     if not several:
         show_result(work(out=out, **given), out, as_json=options.json)
         return 0
+    if (out / "config.yaml").exists():
+        raise UsageError(f"{out} holds a run of one seed: choose another --out for several.")
     folders = [out / f"seed-{each.seed}" for each in every]
     for folder, each in zip(folders, asked, strict=True):
         result = work(out=folder, **each)

@@ -53,6 +53,11 @@ def load_folder(folder: Path, *, seed: int = 0, problems: list[str] | None = Non
     )
 
 
+def is_to_be_split(folder: Path) -> bool:
+    """Whether it is a folder of classes, which a seed splits into images to train with and to test on."""
+    return folder.is_dir() and not (folder / "train").is_dir() and bool(list_classes(folder))
+
+
 def _split_single(folder: Path, seed: int, problems: list[str] | None) -> Source:
     classes = list_classes(folder)
     if not classes:

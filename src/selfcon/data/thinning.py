@@ -16,23 +16,22 @@ def thin(source: Source, *, per_class: int | None, imbalance: float | None, seed
     """The source with a part of its training images.
 
     `per_class` keeps so many of every class. `imbalance` makes the first class that many times as large as the last,
-    the ones between in equal ratios, rounded down as in the long-tailed forms of CIFAR.
+    the ones between in equal ratios, rounded down as in the long-tailed forms of CIFAR, and as large as they can be;
+    with both, the first class has `per_class`.
     """
     if per_class is None and imbalance is None:
         return source
     labels = source.train.labels
     sizes = np.bincount(labels, minlength=len(source.classes))
-    wanted = sizes.copy()
+    ratios = np.ones(len(sizes))
     if imbalance is not None:
         ratios = imbalance ** (-np.arange(len(sizes)) / max(1, len(sizes) - 1))
-        wanted = np.minimum(wanted, np.maximum(1, np.floor(sizes.max() * ratios + 1e-9)).astype(np.int64))
-    if per_class is not None:
-        wanted = np.minimum(wanted, per_class)
-        if int(sizes.min()) < per_class:
-            name = source.classes[int(sizes.argmin())]
-            raise DataError(
-                f"There are {int(sizes.min())} training images of {name!r}, and {per_class} were asked for."
-            )
+    most = float((sizes / ratios).min())  # that the first class can have
+    first = most if per_class is None else per_class
+    wanted = np.maximum(1, np.floor(first * ratios + 1e-9)).astype(np.int64)
+    if (lacking := np.flatnonzero(sizes < wanted)).size:
+        name, there, asked = ((each[lacking[0]]) for each in (source.classes, sizes, wanted))
+        raise DataError(f"There are {there} training images of {name!r}, and {asked} were asked for.")
     return replace(source, train=source.train.take(_choose(labels, wanted, seed)))
 
 

@@ -30,14 +30,14 @@ def count_rows(rows: Tensor, process_group: dist.ProcessGroup | None) -> list[in
     return [int(count) for count in counts]
 
 
-def weigh_share(rows: int, process_group: dist.ProcessGroup | None, device: torch.device) -> Tensor | float:
-    """What a mean over this process's rows is to be multiplied by, so that the mean of all is that over all rows."""
+def weigh_share(loss: Tensor, rows: int, process_group: dist.ProcessGroup | None) -> Tensor:
+    """A loss that is a mean over this process's rows, so that the mean of all processes is that over all rows."""
     world = world_size(process_group)
     if world == 1:
-        return 1.0
-    total = torch.full((), float(rows), device=device)
+        return loss
+    total = torch.full((), float(rows), dtype=torch.float64, device=loss.device)
     dist.all_reduce(total, group=process_group)
-    return rows * world / total
+    return loss * (rows * world / total).to(loss.dtype)
 
 
 def join_rows(rows: Tensor) -> Tensor:

@@ -161,7 +161,7 @@ class Method:
         alone = gather is False or world_size(process_group) == 1
         loss = logits_loss(output.logits, labels, self.one_stage, finite=alone)
         if gather is not False:
-            loss = loss * weigh_share(len(labels), process_group, loss.device)
+            loss = weigh_share(loss, len(labels), process_group)
         if self.one_stage.contrast:
             selfcon = get_method("selfcon").loss(output.projections_bved(self.views), labels, **options)
             loss = loss + self.one_stage.contrast * selfcon

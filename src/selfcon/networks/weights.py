@@ -161,15 +161,17 @@ def _tell_shapes(name: str, wrong: dict[str, tuple[torch.Size, torch.Size]]) -> 
     return f"{name} holds {key} of {list(theirs)}, where this network wants {list(ours)}{more}{hint}."
 
 
-def load_subnetworks(subnetworks: nn.Module, weights: dict[str, Tensor]) -> bool:
-    """Give sub-networks the weights that one of our models has for the same ones; whether there were such."""
-    prefix = "subnetworks."
-    found = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
-    wanted = {name: value.shape for name, value in subnetworks.state_dict().items()}
-    if not found or {name: value.shape for name, value in found.items()} != wanted:
-        return False
-    subnetworks.load_state_dict(found)
-    return True
+def load_subnetworks(subnetworks: nn.ModuleDict, weights: dict[str, Tensor]) -> list[str]:
+    """Give each sub-network the weights that one of our models has for the same one; which found theirs."""
+    loaded = []
+    for exit_name, subnetwork in subnetworks.items():
+        prefix = f"subnetworks.{exit_name}."
+        found = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+        wanted = {name: value.shape for name, value in subnetwork.state_dict().items()}
+        if found and {name: value.shape for name, value in found.items()} == wanted:
+            subnetwork.load_state_dict(found)
+            loaded.append(exit_name)
+    return loaded
 
 
 def hash_file(path: str | Path) -> str:

@@ -52,10 +52,7 @@ def save(folder: Path, name: str, checkpoint: Checkpoint) -> Path:
         staged.mkdir(parents=True)
         write_whole(staged / "state.safetensors", data)
         write_whole(staged / "state.json", json.dumps(facts, indent=1).encode())
-        if target.exists():
-            shutil.rmtree(target)
-        staged.rename(target)
-        synchronise(folder)
+        _take_place(staged, target)
         for old in _names(folder)[:-_KEPT]:
             shutil.rmtree(folder / old)
     except OSError as error:
@@ -68,6 +65,26 @@ def save(folder: Path, name: str, checkpoint: Checkpoint) -> Path:
     return target
 
 
+def _take_place(staged: Path, target: Path) -> None:
+    """In place of one of the same name, which is there until this one is."""
+    before = target.with_name(f".{target.name}.before")
+    try:
+        if target.exists():
+            shutil.rmtree(before, ignore_errors=True)
+            target.rename(before)
+        staged.rename(target)
+        synchronise(target.parent)
+    finally:
+        _bring_back(before, target)
+
+
+def _bring_back(before: Path, target: Path) -> None:
+    if target.exists():
+        shutil.rmtree(before, ignore_errors=True)
+    elif before.exists():
+        before.rename(target)
+
+
 def load_newest(folder: Path) -> Checkpoint | None:
     """The newest checkpoint that is whole, None where there never was one.
 
@@ -78,6 +95,8 @@ def load_newest(folder: Path) -> Checkpoint | None:
         return None
     for leftover in folder.glob(".step-*.part"):
         shutil.rmtree(leftover, ignore_errors=True)
+    for before in folder.glob(".step-*.before"):
+        _bring_back(before, folder / before.stem[1:])
     names = _names(folder)
     for number, name in enumerate(reversed(names)):
         try:

@@ -75,7 +75,7 @@ class RunFolder:
             _check_is_run(path)
             if _never_began(path):
                 run._clear()
-            elif overwrite:
+            elif overwrite and not _is_restarted():
                 run._set_aside()
             else:
                 _check_same_run(path, settings)
@@ -204,7 +204,8 @@ class RunFolder:
 
 def has_learnt(path: str | Path) -> bool:
     """Whether a folder holds a run that has trained, and so needs no more what it began with."""
-    return any((Path(path) / "checkpoints").glob("*/step-*"))
+    kept = Path(path) / "checkpoints"
+    return any(any(kept.glob(pattern)) for pattern in ("*/step-*", "*/.step-*.before"))
 
 
 def read_settings(path: str | Path) -> Settings:
@@ -234,6 +235,11 @@ def _check_is_run(path: Path) -> None:
         raise UsageError(f"{path} is not empty and holds no run: choose another --out.")
 
 
+def _is_restarted() -> bool:
+    """Whether torchrun begins these processes once more, to go on with what others of the same command did."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
 def _never_began(path: Path) -> bool:
     """Whether a run was refused before its first step: there is nothing to go on with."""
     return {child.name for child in path.iterdir()} <= {
@@ -249,10 +255,10 @@ def _check_same_run(path: Path, settings: Section) -> None:
     asked = path / "config.yaml"
     if asked.exists() and (changed := differences(read_like(asked, settings), settings)):
         weights = path / "model.safetensors"
-        learnt = f"; --init {weights} begins with what it learnt." if weights.exists() else "."
+        learnt = f" (where --init {weights} begins with what it learnt)" if weights.exists() else ""
         raise UsageError(
             f"{path} holds a run with other settings ({'; '.join(changed)}): "
-            f"choose another --out, or start anew with --overwrite{learnt}"
+            f"choose another --out{learnt}, or start anew with --overwrite."
         )
 
 

@@ -80,10 +80,10 @@ class Pretraining(Stage):
         self._keep_encoder = keep_encoder
         if settings.watch.knn_every:
             self._watched = self._choose_watched()
-        self.recordable = settings.micro_batch is None
+        self.recordable = settings.piece is None
         if not self.recordable and uses_batch_norm(net):
             warnings.warn(
-                f"Batch normalisation sees the {settings.micro_batch} samples of a piece, not the whole batch: "
+                f"Batch normalisation sees the {settings.piece} samples of a piece, not the whole batch: "
                 f"--norm group makes pieces exact.",
                 SelfconWarning,
                 stacklevel=2,
@@ -127,7 +127,7 @@ class Pretraining(Stage):
                 return loss_of(output, labels, tally=self._tally)
 
         images = images.to(self.net.dtype).contiguous(memory_format=memory_format(images.device))
-        if settings.micro_batch is None:
+        if settings.piece is None:
             return loss(self.net(images))
         samples, world = len(labels), self.world  # a full share says nothing: those of others may be smaller by one
         shares = -world.most(-samples, labels.device), world.most(samples, labels.device)
@@ -137,7 +137,7 @@ class Pretraining(Stage):
             images,
             loss,
             views=views,
-            piece=settings.micro_batch,
+            piece=settings.piece,
             shares=shares,
             beside=[each for each in self._parts.parameters() if each.requires_grad],
         )

@@ -119,7 +119,7 @@ class Probing(Stage):
         with torch.no_grad(), torch.autocast(self._device, dtype=self._precision, enabled=self._precision is not None):
             features = self.net(self._arranged(images)).features
         losses = [cross_entropy(self._classify(name, features[name]), labels) for name in features]
-        return torch.stack(losses).sum() * weigh_share(len(labels), None, labels.device)
+        return weigh_share(torch.stack(losses).sum(), len(labels), None)
 
     def measure(self, epoch: int, module: nn.Module) -> dict[str, float]:
         if self._watched is None:

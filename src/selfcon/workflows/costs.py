@@ -176,11 +176,12 @@ def _explain_shortage(
             f"Batches of {size} of the probe do not fit {where} ({first}); "
             f"--probe.batch_size {max(1, size // 2)} takes half as much."
         )
-    advice = "--micro-batch trains a batch in pieces"
+    tried = f"Pieces of {settings.piece}" if settings.piece else f"Batches of {settings.batch_size}"
+    advice = "--micro-batch trains a batch in pieces" if settings.piece is None else "smaller ones may"
     with contextlib.suppress(RuntimeError, SelfconError):
-        most = min(Estimator(device).most_samples(settings), settings.batch_size // 2)
+        most = min(Estimator(device).most_samples(settings), (settings.piece or settings.batch_size) // 2)
         advice = f"--micro-batch {most} should fit" if most else "not even one image would fit: take a smaller network"
     return MemoryShortageError(
-        f"Batches of {settings.batch_size} do not fit {where} ({first}); {advice}. "
+        f"{tried} do not fit {where} ({first}); {advice}. "
         f"The batch stays what it is, since a smaller one would be another loss."
     )

@@ -107,7 +107,7 @@ def _advise(task: Task, sides: Sequence[int]) -> list[str]:
             f"{len(task.train):,} images are few to learn to see from: weights to begin with help most "
             f"(--init FILE, or --init timm with --image-size 224)."
         )
-    larger = [size for size in _SIZES if task.size < size <= suggest_size(sides, task.device)]
+    larger = [size for size in _SIZES if task.size < size <= min(_middle(sides), suggest_size(sides, task.device))]
     if larger:
         cost = (larger[0] / task.size) ** 2
         advice.append(
@@ -146,12 +146,14 @@ def expected_positives(
 ) -> float:
     """Positives that an anchor can expect in a batch: features of its class, and further ones of its own sample."""
     counts = np.bincount(labels)
-    others = min(batch_size, len(labels)) - 1
+    samples = min(batch_size, len(labels))
     if balanced:  # classes in turn, two samples of each
-        return max(1.0, others / np.count_nonzero(counts)) * features_a_sample + features_a_sample - 1
+        pairs, more = divmod(samples // 2, np.count_nonzero(counts))  # of every class, and how many have one more
+        each = np.array([2 * pairs + 2] * more + [2 * pairs] * (np.count_nonzero(counts) - more))
+        return float((each * (each - 1)).sum() / each.sum()) * features_a_sample + features_a_sample - 1
     shares = counts / len(labels)
     # A sample of class c is drawn with its share, and so is each of the others.
-    return float((shares**2).sum() * others * features_a_sample + features_a_sample - 1)
+    return float((shares**2).sum() * (samples - 1) * features_a_sample + features_a_sample - 1)
 
 
 def _examine_task(task: Task) -> tuple[dict[str, Any], list[str]]:

@@ -16,7 +16,7 @@ from selfcon.config import Settings
 from selfcon.data.policies import describe_added_policy
 from selfcon.data.streamed import Streamed
 from selfcon.described import differing
-from selfcon.errors import UsageError
+from selfcon.errors import StoppedError, UsageError
 from selfcon.evaluation.accuracy import embed, predict, summarise, top1_of
 from selfcon.losses.methods import describe_added
 from selfcon.networks.added import describe_network
@@ -119,10 +119,15 @@ def run_stages(
         opened: list[RunFolder] = []
         world.tell(lambda: opened.append(RunFolder.open(out, settings, verb=verb, overwrite=overwrite)))
         folder = opened[0] if opened else RunFolder.follow(out)
-        with folder as run, explaining_shortage(settings, running.device):
-            result = work_in(run, settings, running, world, probe=probe)
-            world.tell(lambda: None)  # nobody goes on before everything is written
-            return result
+        try:
+            with folder as run, explaining_shortage(settings, running.device):
+                result = work_in(run, settings, running, world, probe=probe)
+                world.tell(lambda: None)  # nobody goes on before everything is written
+                return result
+        except StoppedError as error:
+            if not overwrite:
+                raise
+            raise StoppedError(str(error).replace("same command", "same command without --overwrite")) from error
 
 
 def work_in(run: RunFolder, settings: Settings, running: Running, world: World, *, probe: bool) -> Result:
@@ -140,8 +145,8 @@ def _find_done(run: RunFolder, *, probe: bool) -> Result | None:
     done: Result | None = run.read_json("results.json")
     if done is None or ("accuracy" not in done and probe):
         return None
-    whole = all((run.path / name).exists() for name in ("evidence.json", "report.html"))
-    return done if "accuracy" not in done or whole else None
+    needed = ("model.json", "model.safetensors", *(("evidence.json", "report.html") if "accuracy" in done else ()))
+    return done if all((run.path / name).exists() for name in needed) else None
 
 
 def _run(run: RunFolder, settings: Settings, running: Running, world: World, stop: Stop, *, probe: bool) -> Result:
@@ -166,7 +171,9 @@ def _run(run: RunFolder, settings: Settings, running: Running, world: World, sto
     pretraining = make_pretraining(task, lambda epoch, module: save_encoder(run, epoch, module))
     write_log = open_logs(running.log if world.is_main else (), run.path, settings.model_dump(mode="json"))
     work = partial(train_stage, run=run, device=device, stop=stop, log=write_log, compiled=running.compile)
-    encoder = work(pretraining)
+    seen = settings.model_copy(update={"image_size": task.size})
+    with explaining_shortage(seen, device):
+        encoder = work(pretraining)
     net, spent = encoder.module, [encoder]
     assert isinstance(net, MultiExitNetwork)
     fixed = not settings.loss.learn_temperature and task.method.has_terms

@@ -13,8 +13,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from selfcon.config import Augment, Settings
+from selfcon.config import Augment, Settings, make_settings, read_yaml
 from selfcon.data.copies import count_copies
+from selfcon.data.folders import is_to_be_split
 from selfcon.data.images import read_size
 from selfcon.data.parts import WHOLE
 from selfcon.data.policies import Policy, get_policy
@@ -25,7 +26,7 @@ from selfcon.data.sources import load
 from selfcon.data.split import Split
 from selfcon.data.streamed import make_streamed
 from selfcon.data.thinning import thin
-from selfcon.errors import BadImageError, SelfconWarning, UsageError
+from selfcon.errors import BadImageError, SelfconError, SelfconWarning, UsageError, name_some
 from selfcon.losses.methods import Method, get_method
 from selfcon.networks.exits import parse_exits
 from selfcon.networks.multi_exit import MultiExitNetwork
@@ -168,7 +169,7 @@ class Task:
         except ValueError as error:
             if not alone:
                 raise
-            piece = self.settings.micro_batch
+            piece = self.settings.piece
             what = f"--batch-size than {self.settings.batch_size}" + (
                 f", or --micro-batch than {piece}" if piece else ""
             )
@@ -179,7 +180,7 @@ class Task:
 
     def _fewest_together(self) -> int:
         """The fewest samples that a process has in the network at a time."""
-        batch, piece, world = self.settings.batch_size, self.settings.micro_batch, self.world.size
+        batch, piece, world = self.settings.batch_size, self.settings.piece, self.world.size
         wholes = {min(batch, len(self.train)), len(self.train) % batch} - {0}
         shares = [(whole // world, -(-whole // world)) for whole in wholes]
         parts = [cut_pieces(fewest, piece or most, (fewest, most)) for fewest, most in shares if fewest]
@@ -213,7 +214,9 @@ class Task:
         net = create_model(name, exits=exits, **options, **more)
         if self.weights is not None:
             load_encoder(net.encoder, self.weights, str(self.settings.weights))
-            load_subnetworks(net.subnetworks, self.weights)
+            taken = load_subnetworks(net.subnetworks, self.weights)
+            if taken and (fresh := [leave for leave in net.subnetworks if leave not in taken]):
+                say(f"note: there are no weights for {name_some(fresh)}, which begins anew")
         if self.world.size > 1 and self._synchronises():
             synchronise(net)
         if self.settings.precision == "fp64":
@@ -300,6 +303,8 @@ def prepare(
     if settings.weights is not None and began_with is None:
         weights, began_with = read_weights(weights_file(settings), trust=trust), hash_file(weights_file(settings))
         say(f"The network begins with the weights in {weights_file(settings)}")
+        if world.rank == 0:
+            _warn_of_known(settings)
     source = read_source(settings)
     with _advising_a_check():
         size = settings.image_size or _natural_size(source)
@@ -335,6 +340,27 @@ def _advising_a_check() -> Iterator[None]:
         yield
     except BadImageError as error:
         raise BadImageError(f"{error} `selfcon data check` finds all such.") from error
+
+
+def _warn_of_known(settings: Settings) -> None:
+    """Of a run to begin with that learnt from what is held out here: the seed splits a folder, and holds out."""
+    folder = weights_file(settings).parent
+    try:
+        theirs = make_settings(read_yaml(folder / "config.yaml"))
+    except SelfconError:
+        return  # no run of ours
+    same = theirs.data == settings.data or Path(theirs.data).resolve() == Path(settings.data).resolve()
+    seeds = theirs.seed != settings.seed
+    known = ["test"] if seeds and is_to_be_split(Path(settings.data)) else []
+    if settings.val_fraction and (seeds or theirs.val_fraction != settings.val_fraction):
+        known.append("held-out")
+    if same and known:
+        warnings.warn(
+            f"The run in {folder} learnt from some of the {' and '.join(known)} images here: accuracy will look better "
+            f"than it is. --seed {theirs.seed} --val-fraction {theirs.val_fraction:g} splits the data as there.",
+            SelfconWarning,
+            stacklevel=3,
+        )
 
 
 def _warn_of_copies(train: Split, val: Split | None, test: Split) -> None:
