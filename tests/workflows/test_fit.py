@@ -26,6 +26,7 @@ from selfcon.networks.exits import parse_exits
 from selfcon.training import checkpoint
 from selfcon.training.artifact import load_model
 from selfcon.workflows.doctor import examine, expected_positives
+from selfcon.workflows.settings import collect_settings
 from selfcon.workflows.task import find_size
 from tests.cli.calling import call
 from tests.workflows.conftest import write_noise, write_stripes
@@ -443,6 +444,26 @@ def test_what_is_asked_for_changes_what_is_learnt(
     assert any(not torch.equal(tensor, other[key]) for key, tensor in usual.items() if key.startswith(part))
     if part == "classifiers":
         assert all(torch.equal(tensor, other[key]) for key, tensor in usual.items() if key.startswith("encoder"))
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "told"),
+    [
+        ("selfcon", {"loss.alpha": 5.0}, "the loss of selfcon has no alpha"),
+        ("selfcon-star", {"loss.alpha": 5.0}, ""),
+        ("ce", {"loss.temperature": 0.5}, "ce contrasts nothing: its loss has no temperature"),
+        ("selfcon-1stage", {"loss.temperature": 0.5}, ""),
+        ("supcon", {"exits": "2:fc"}, "exits are not used"),
+        ("supcon", {}, ""),
+    ],
+)
+def test_what_a_method_does_not_use_is_told(
+    method: str, given: dict[str, Any], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    collect_settings(None, {"data": "x.npz", "method": method, **given})
+    said = capsys.readouterr().err
+    assert told in said
+    assert bool(told) == ("note:" in said)
 
 
 _ABRUPT = """

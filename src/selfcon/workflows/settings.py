@@ -49,9 +49,21 @@ def collect_settings(
     if wrong:
         raise UsageError(" ".join(sentence if sentence.endswith(("?", ".")) else f"{sentence}." for sentence in wrong))
     assert isinstance(settings, Settings)
-    if tell and given.get("exits") and not get_method(settings.method).uses_exits and parse_exits(settings.exits):
-        say(f"note: {settings.method} is of the backbone alone: exits are not used")
+    if tell:
+        _tell_idle(settings, flatten(given))
     return settings
+
+
+def _tell_idle(settings: Settings, given: Mapping[str, Any]) -> None:
+    """What was asked for and changes nothing, by the method."""
+    method = get_method(settings.method)
+    if given.get("exits") and not method.uses_exits and parse_exits(settings.exits):
+        say(f"note: {method.name} is of the backbone alone: exits are not used")
+    contrasts = method.one_stage is None or method.one_stage.contrast
+    if "loss.temperature" in given and not contrasts:
+        say(f"note: {method.name} contrasts nothing: its loss has no temperature")
+    if "loss.alpha" in given and method.has_terms and all(term.share == "whole" for term in method.terms):
+        say(f"note: the loss of {method.name} has no alpha")
 
 
 def _try(work: Callable[[], Any]) -> tuple[Any, list[str]]:
