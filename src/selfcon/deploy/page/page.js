@@ -105,7 +105,7 @@ function overlay(map, name) {
   const pen = canvas.getContext("2d"), image = last.image;
   const whole = image.width === model.image_size && image.height === model.image_size;
   const part = Math.min(image.width, image.height) * (whole ? 1 : model.part_seen); // what the network saw of it
-  pen.filter = "grayscale(1)";
+  if (map) pen.filter = "grayscale(1)"; // so that warm places stand out
   pen.drawImage(image, (image.width - part) / 2, (image.height - part) / 2, part, part, 0, 0, side, side);
   pen.filter = "none";
   if (!map) return canvas;
