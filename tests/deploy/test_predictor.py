@@ -21,6 +21,7 @@ from timm.data.transforms_factory import create_transform
 
 import selfcon
 from selfcon.data.cutting import fit as streamed_fit
+from selfcon.data.source import ArrayImages
 from selfcon.deploy.predictor import Predictor
 from selfcon.errors import BadImageError, DataError, UsageError
 from selfcon.evaluation.accuracy import Predictions, predict
@@ -135,6 +136,10 @@ def test_images_of_every_kind_are_one_image(place: Path, model: Predictor) -> No
     for wrong, words in ((None, "not NoneType"), (3, "not int")):
         with pytest.raises(UsageError, match=words):
             model.predict(wrong)  # type: ignore[arg-type]
+    two: Any = ArrayImages(np.stack([pixels, pixels]), np.zeros(2, np.int64), "two")
+    assert len(model.predict(two)) == 2
+    many: Any = np.int64(2)
+    assert len(model.predict(path, top=many)[0].classes) == 2
     for top in ("3", 1.5):
         with pytest.raises(UsageError, match="likeliest 1 to"):
             model.predict(path, top=top)  # type: ignore[arg-type]

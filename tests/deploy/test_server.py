@@ -143,7 +143,10 @@ def test_what_is_around_it(client: TestClient) -> None:
     }
     assert fields["/v1/embed"] == {"images"}
     assert fields["/v1/neighbours"] == {"images", "exit", "k"}
-    assert paths["/v1/embed"]["post"]["responses"]["400"]["description"]
+    near = paths["/v1/neighbours"]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    assert (near["exit"]["default"], near["k"]["default"]) == ("backbone", 8)
+    assert {"400", "422"} <= set(paths["/v1/embed"]["post"]["responses"])
+    assert ["404" in paths[f"/v1/{name}"]["post"]["responses"] for name in ("embed", "neighbours")] == [False, True]
     assert client.head("/health").status_code == 200
     for path in ("/", "/page.js", "/page.css"):
         page = client.get(path)

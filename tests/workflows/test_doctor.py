@@ -57,6 +57,7 @@ def test_positives_of_a_balanced_sampler() -> None:
     assert expected_positives(labels, 128, 2, balanced=True) == 3.0  # a second sample of its class, with two features
     labels = np.repeat(np.arange(4), 50)
     assert expected_positives(labels, 32, 1, balanced=True) == 7.0
+    assert expected_positives(labels, 1, 2, balanced=True) >= 1
     order = draw_order(torch.from_numpy(labels), seed=0, epoch=1, balanced=True, device="cpu") % len(labels)
     batch = labels[order[:100].numpy()]
     assert expected_positives(labels, 100, 1, balanced=True) == pytest.approx((batch[:, None] == batch).sum() / 100 - 1)

@@ -104,6 +104,21 @@ def test_weights_that_have_learnt_from_what_is_held_out_are_told(
     assert "the test and held-out images" in told(seed=1, val_fraction=0.3)[0]
     other = str(write_stripes(tmp_path / "stripes.npz"))
     assert told(data=other, val_fraction=0.3) == []
+    selfcon.train(out=tmp_path / "held", val_fraction=0.5, keep_epochs=[1], device="cpu", **small)
+    assert told(weights=str(tmp_path / "held"), val_fraction=0.3) == []  # which is a part of that half
+    kept = str(tmp_path / "held" / "encoders" / "epoch-0001.safetensors")
+    assert "held-out images" in told(weights=kept, val_fraction=0.6)[0]
+
+
+def test_a_folder_that_was_moved_is_still_the_runs_own(tmp_path: Path) -> None:
+    write_noise(tmp_path / "noise", images=20)
+    small: dict[str, Any] = {"width": 0.125, "epochs": 1, "batch_size": 8, "device": "cpu", "method": "ce"}
+    selfcon.train(data=str(tmp_path / "noise"), out=tmp_path / "run", **small)
+    (tmp_path / "noise").rename(tmp_path / "moved")
+    found = selfcon.evaluate(tmp_path / "run", data=str(tmp_path / "moved"), device="cpu")
+    assert found["images"] == 8  # and not the 32 that it was trained on
+    write_noise(tmp_path / "other", images=7)
+    assert selfcon.evaluate(tmp_path / "run", data=str(tmp_path / "other"), device="cpu")["images"] == 14
 
 
 def test_sub_networks_are_taken_over_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,7 +129,7 @@ def test_sub_networks_are_taken_over_one_by_one(tmp_path: Path, capsys: pytest.C
     net = prepare(collect_settings(None, given), torch.device("cpu")).build_network(classifiers=False)
     for name, value in before.subnetworks["exit2"].state_dict().items():
         assert torch.equal(net.subnetworks["exit2"].state_dict()[name], value)
-    assert "no weights for 'exit3', which begins anew" in capsys.readouterr().err
+    assert "no weights that fit 'exit3': new ones are drawn" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("classes", "imbalance", "images"), [(100, 100, 10847), (100, 10, 19573), (10, 100, 12406)])

@@ -390,12 +390,17 @@ def test_what_was_begun_with_overwrite_goes_on_without_and_where_torchrun_begins
     kept = {"data": str(stripes), **options(epochs=3, **{"model_options.drop_path_rate": 0.3})}
     whole = selfcon.fit(out=tmp_path / "whole", **kept)
     selfcon.pretrain(out=tmp_path / "run", data=str(stripes), **options(epochs=1))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    with monkeypatch.context() as stopping:
+        stopping.setattr("selfcon.workflows.pipeline._check_same_data", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(StoppedError, match="the same command goes on from here"):  # the old run is there again
+            selfcon.fit(out=tmp_path / "run", overwrite=True, **kept)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     with monkeypatch.context() as stopping:
         stop_at(stopping, 4, signal.SIGTERM)
         with pytest.raises(StoppedError, match="the same command without --overwrite goes on from here"):
-            selfcon.fit(out=tmp_path / "run", overwrite=True, **kept)
+            selfcon.fit(out=tmp_path / "run", overwrite=True, **kept)  # which is not of this launch, and overwritten
     capsys.readouterr()
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert selfcon.fit(out=tmp_path / "run", overwrite=True, **kept)["accuracy"] == whole["accuracy"]
     assert "goes on in epoch 2 of 3" in capsys.readouterr().err
     # Also what is drawn in the network, such as which of its parts are left out, is what it would have been.

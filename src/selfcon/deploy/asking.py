@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +38,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": Refusal, "description": meaning}
     for status, meaning in {
         400: "Something was asked for that is not there",
+        404: "There are no training images to compare with",
         408: "The request came too slowly",
         413: "The request is too large",
         415: "The body is neither an image nor JSON",
@@ -47,10 +48,14 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def describe_body(known: Sequence[str]) -> dict[str, Any]:
-    """For OpenAPI: an image, or JSON with images and what can be said about their answers."""
+def describe_body(usual: Mapping[str, Any]) -> dict[str, Any]:
+    """For OpenAPI: an image, or JSON with images and what can be said about their answers, which is else the usual."""
     schema = Wanted.model_json_schema()
-    schema["properties"] = {name: each for name, each in schema["properties"].items() if name in ("images", *known)}
+    fields = schema["properties"]
+    schema["properties"] = {
+        "images": fields["images"],
+        **{name: {**fields[name], "default": value} for name, value in usual.items()},
+    }
     kinds = {"image/*": {"schema": {"type": "string", "format": "binary"}}, "application/json": {"schema": schema}}
     return {"requestBody": {"required": True, "content": kinds}}
 

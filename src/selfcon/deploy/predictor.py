@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -210,8 +211,8 @@ class Predictor:
             [self.segments[number].name for number in where],
         )
 
-    def _check_top(self, top: int) -> None:
-        if not isinstance(top, int) or not 1 <= top <= len(self.classes):
+    def _check_top(self, top: Any) -> None:
+        if not isinstance(top, Integral) or not 1 <= int(top) <= len(self.classes):
             raise UsageError(f"The likeliest 1 to {len(self.classes)} classes can be told, not {top!r}.")
 
     def _choose_rule(self, leave: str, budget: float | None) -> Rule | None:
@@ -277,8 +278,10 @@ def _as_many(images: Picture | Iterable[Picture]) -> Iterable[Picture]:
     one = isinstance(images, str | Path | bytes | Image.Image) or hasattr(images, "read")
     if one or getattr(images, "ndim", 4) in (0, 2, 3):
         return [images]  # type: ignore[list-item]
-    if not isinstance(images, Iterable):
-        raise UsageError(f"Images are files, pixels or several of them, not {type(images).__name__}.")
+    try:
+        iter(images)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"Images are files, pixels or several of them, not {type(images).__name__}.") from None
     return images  # type: ignore[return-value]
 
 

@@ -173,10 +173,11 @@ class _Service:
         app.get("/metrics", response_class=Response)(self.metrics)
         app.get("/v1/model")(self.describe)
         for answer in (self.predict, self.embed, self.neighbours, self.explain):
+            asked = {name: each.default for name, each in signature(answer).parameters.items() if name != "request"}
             app.post(
                 f"/v1/{answer.__name__}",
-                openapi_extra=describe_body([name for name in signature(answer).parameters if name != "request"]),
-                responses=REFUSALS,
+                openapi_extra=describe_body(asked),
+                responses={status: each for status, each in REFUSALS.items() if status != 404 or "k" in asked},
                 dependencies=[Depends(refuse_unknown)],
             )(answer)
         app.get("/v1/samples")(self.samples)

@@ -75,7 +75,7 @@ class RunFolder:
             _check_is_run(path)
             if _never_began(path):
                 run._clear()
-            elif overwrite and not _is_restarted():
+            elif overwrite and not _is_of_this_launch(path):
                 run._set_aside()
             else:
                 _check_same_run(path, settings)
@@ -168,6 +168,11 @@ class RunFolder:
             (before / "config.yaml").unlink(missing_ok=True)  # from here on there is no way back
             shutil.rmtree(before, ignore_errors=True)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it can be gone on with: it has learnt something, and nothing would come back in its place."""
+        return has_learnt(self.path) and not (self.path / _BEFORE).exists()
+
     def _set_aside(self) -> None:
         """What is to be overwritten, config.yaml first: while that lies there, the old run can come back."""
         before = refuse_link(self.path / _BEFORE)
@@ -235,9 +240,25 @@ def _check_is_run(path: Path) -> None:
         raise UsageError(f"{path} is not empty and holds no run: choose another --out.")
 
 
-def _is_restarted() -> bool:
-    """Whether torchrun begins these processes once more, to go on with what others of the same command did."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+def _is_of_this_launch(path: Path) -> bool:
+    """Whether torchrun begins these processes once more, and earlier ones of the same command began this run."""
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        return False
+    with suppress(OSError, ValueError, AttributeError):
+        begun = json.loads(inside(path, "environment.json").read_text(encoding="utf-8"))
+        return bool(begun.get("launch") == _launch())
+    return False
+
+
+def _launch() -> str | None:
+    """Which torchrun these processes are of: its id, and the process of it that begins them, with when that began."""
+    name, agent = os.environ.get("TORCHELASTIC_RUN_ID"), os.getppid()
+    if name is None:
+        return None
+    with suppress(OSError, IndexError):
+        began = Path(f"/proc/{agent}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+        return f"{name} {agent} {began}"
+    return f"{name} {agent}"
 
 
 def _never_began(path: Path) -> bool:
@@ -325,6 +346,7 @@ def describe_environment(verb: str) -> dict[str, Any]:
         "cpu_threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "command": ["selfcon", *sys.argv[1:]],
+        **({} if (launch := _launch()) is None else {"launch": launch}),
     }
 
 

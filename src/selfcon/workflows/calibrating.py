@@ -273,7 +273,9 @@ class _Calibration:
                 groups = zip(*(self._who_leaves(each, rule) for each in self._both), strict=True)
                 # Where nobody leaves, what holds for all is the best that is known.
                 by_rule = {
-                    name: self._silence(name, most_wrong, known[name], both if bool(both[0].any()) else None)
+                    name: self._silence(
+                        name, most_wrong, known[name], both if bool((both[0] & known[name][0]).any()) else None
+                    )
                     for name, both in zip(names, groups, strict=True)
                 }
                 thresholds = {name: threshold for name, (threshold, _) in by_rule.items()}

@@ -148,7 +148,9 @@ def expected_positives(
     counts = np.bincount(labels)
     samples = min(batch_size, len(labels))
     if balanced:  # classes in turn, two samples of each
-        pairs, more = divmod(samples // 2, np.count_nonzero(counts))  # of every class, and how many have one more
+        pairs, more = divmod(
+            max(1, samples // 2), np.count_nonzero(counts)
+        )  # of every class, and how many have one more
         each = np.array([2 * pairs + 2] * more + [2 * pairs] * (np.count_nonzero(counts) - more))
         return float((each * (each - 1)).sum() / each.sum()) * features_a_sample + features_a_sample - 1
     shares = counts / len(labels)

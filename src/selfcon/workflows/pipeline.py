@@ -119,15 +119,15 @@ def run_stages(
         opened: list[RunFolder] = []
         world.tell(lambda: opened.append(RunFolder.open(out, settings, verb=verb, overwrite=overwrite)))
         folder = opened[0] if opened else RunFolder.follow(out)
-        try:
-            with folder as run, explaining_shortage(settings, running.device):
+        with folder as run, explaining_shortage(settings, running.device):
+            try:
                 result = work_in(run, settings, running, world, probe=probe)
-                world.tell(lambda: None)  # nobody goes on before everything is written
-                return result
-        except StoppedError as error:
-            if not overwrite:
-                raise
-            raise StoppedError(str(error).replace("same command", "same command without --overwrite")) from error
+            except StoppedError as error:
+                if not (overwrite and run.has_begun):
+                    raise
+                raise StoppedError(str(error).replace("same command", "same command without --overwrite")) from error
+            world.tell(lambda: None)  # nobody goes on before everything is written
+            return result
 
 
 def work_in(run: RunFolder, settings: Settings, running: Running, world: World, *, probe: bool) -> Result:

@@ -215,8 +215,9 @@ class Task:
         if self.weights is not None:
             load_encoder(net.encoder, self.weights, str(self.settings.weights))
             taken = load_subnetworks(net.subnetworks, self.weights)
-            if taken and (fresh := [leave for leave in net.subnetworks if leave not in taken]):
-                say(f"note: there are no weights for {name_some(fresh)}, which begins anew")
+            fresh = [leave for leave in net.subnetworks if leave not in taken]
+            if fresh and any(name.startswith("subnetworks.") for name in self.weights):
+                say(f"note: there are no weights that fit {name_some(fresh)}: new ones are drawn")
         if self.world.size > 1 and self._synchronises():
             synchronise(net)
         if self.settings.precision == "fp64":
@@ -345,6 +346,7 @@ def _advising_a_check() -> Iterator[None]:
 def _warn_of_known(settings: Settings) -> None:
     """Of a run to begin with that learnt from what is held out here: the seed splits a folder, and holds out."""
     folder = weights_file(settings).parent
+    folder = folder.parent if folder.name == "encoders" else folder
     try:
         theirs = make_settings(read_yaml(folder / "config.yaml"))
     except SelfconError:
@@ -352,7 +354,9 @@ def _warn_of_known(settings: Settings) -> None:
     same = theirs.data == settings.data or Path(theirs.data).resolve() == Path(settings.data).resolve()
     seeds = theirs.seed != settings.seed
     known = ["test"] if seeds and is_to_be_split(Path(settings.data)) else []
-    if settings.val_fraction and (seeds or theirs.val_fraction != settings.val_fraction):
+    if settings.val_fraction and (
+        seeds or theirs.val_fraction < settings.val_fraction
+    ):  # a larger part holds a smaller
         known.append("held-out")
     if same and known:
         warnings.warn(

@@ -12,7 +12,7 @@ import timm
 import torch
 
 from selfcon.config import Settings, make_settings, read_yaml
-from selfcon.data.folders import list_classes, read_classes
+from selfcon.data.folders import is_to_be_split, list_classes, read_classes
 from selfcon.data.resident import Resident, make_resident
 from selfcon.data.source import FileImages, Images, Source
 from selfcon.data.sources import list_sources, load
@@ -91,13 +91,9 @@ class TrainedRun:
     def labelled_source(self, data: str) -> Source:
         """Other images of its classes, to measure with: a folder that holds nothing but its classes is not split."""
         folder, classes = Path(data), list(self.facts["classes"])
-        if (
-            self.is_own(data)
-            or data in list_sources()
-            or not folder.is_dir()
-            or list_classes(folder) != sorted(classes)
-        ):
-            found = self.other_source(data)
+        others = data not in list_sources() and not self.is_own(data) and is_to_be_split(folder)
+        if not others or list_classes(folder) != sorted(classes) or self._is_moved(folder):
+            found = self.other_source(data, seed=self.settings.seed)
             if list(found.classes) != classes:
                 raise DataError(
                     f"{found.name} has other classes than the {len(classes)} that {self.path} was trained on."
@@ -106,6 +102,13 @@ class TrainedRun:
         images = read_classes(folder, classes)
         self._tell_known(images, f"images of {folder.resolve().name}")
         return Source(folder.resolve().name, tuple(classes), train=images, test=images)
+
+    def _is_moved(self, folder: Path) -> bool:
+        """Whether a folder of classes is its own by another path: split as it was, the test images are the same."""
+        with suppress(SelfconError):  # what cannot be split was not
+            test = load(folder, seed=self.settings.seed).test
+            return bool(self.as_seen(test).fingerprint() == self.facts.get("data_sha256", {}).get("test"))
+        return False
 
     def _tell_known(self, images: Images, name: str) -> None:
         if not isinstance(images, FileImages) or not Path(self.settings.data).is_dir():
