@@ -127,7 +127,7 @@ def test_of_several_processes_none_is_alone_in_refusing(
     with pytest.raises(NonFiniteError):
         logits_loss(broken.logits, LABELS, OneStage())
     monkeypatch.setattr("selfcon.losses.gather.world_size", lambda group: 2)
-    monkeypatch.setattr("selfcon.losses.gather.weigh_share", lambda count, group, device: 1.0)
+    monkeypatch.setattr("selfcon.losses.gather.weigh_share", lambda loss, count, group: loss)
     assert not selfcon.get_method("ce").loss_from_output(broken, LABELS).isfinite()
     with pytest.raises(NonFiniteError):  # it looks at nobody else
         selfcon.get_method("ce").loss_from_output(broken, LABELS, gather=False)

@@ -96,9 +96,10 @@ def test_fine_tuning_on_its_own_folder_is_tested_on_what_it_never_saw(
     write_noise(tmp_path / "all")
     small: Any = {"width": 0.125, "epochs": 1, "batch_size": 16, "image_size": 16, "device": "cpu", "probe.epochs": 1}
     selfcon.fit(data=str(tmp_path / "all"), out=tmp_path / "run", seed=1, **small)
-    found = selfcon.transfer.classify(
-        tmp_path / "run", data=str(tmp_path / "all"), modes=["finetune"], epochs=2, batch_size=16, device="cpu"
-    )
+    with pytest.warns(SelfconWarning, match="learnt from some of the held-out images"):  # which settings are chosen by
+        found = selfcon.transfer.classify(
+            tmp_path / "run", data=str(tmp_path / "all"), modes=["finetune"], epochs=2, batch_size=16, device="cpu"
+        )
     whole = json.loads((Path(found["out"]) / "whole" / "results.json").read_text())
     for name, each in found["finetune"]["accuracy"].items():
         assert each["top1"] == pytest.approx(whole["accuracy"][name]["top1"])
