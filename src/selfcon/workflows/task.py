@@ -13,9 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from selfcon.config import Augment, Settings, make_settings, read_yaml
-from selfcon.data.copies import count_copies
-from selfcon.data.folders import is_to_be_split
+from selfcon.config import Augment, Settings
 from selfcon.data.images import read_size
 from selfcon.data.parts import WHOLE
 from selfcon.data.policies import Policy, get_policy
@@ -26,7 +24,7 @@ from selfcon.data.sources import load
 from selfcon.data.split import Split
 from selfcon.data.streamed import make_streamed
 from selfcon.data.thinning import thin
-from selfcon.errors import BadImageError, SelfconError, SelfconWarning, UsageError, name_some
+from selfcon.errors import BadImageError, SelfconWarning, UsageError, name_some
 from selfcon.losses.methods import Method, get_method
 from selfcon.networks.exits import parse_exits
 from selfcon.networks.multi_exit import MultiExitNetwork
@@ -39,6 +37,7 @@ from selfcon.training.cached import cut_pieces
 from selfcon.training.distributed import ALONE, World, own_device
 from selfcon.training.logging import check_logs
 from selfcon.training.loop import memory_format
+from selfcon.workflows.leaks import warn_of_copies, warn_of_known
 from selfcon.workflows.several import several
 
 _FEW_SAMPLES = 128
@@ -305,7 +304,7 @@ def prepare(
         weights, began_with = read_weights(weights_file(settings), trust=trust), hash_file(weights_file(settings))
         say(f"The network begins with the weights in {weights_file(settings)}")
         if world.rank == 0:
-            _warn_of_known(settings)
+            warn_of_known(settings, weights_file(settings))
     source = read_source(settings)
     with _advising_a_check():
         size = settings.image_size or _natural_size(source)
@@ -331,7 +330,7 @@ def prepare(
             stacklevel=2,
         )
     if world.rank == 0:
-        _warn_of_copies(train, val, test)
+        warn_of_copies(train, val, test)
     return Task(settings, method, source, train, val, test, size, device, world, weights, began_with)
 
 
@@ -341,43 +340,6 @@ def _advising_a_check() -> Iterator[None]:
         yield
     except BadImageError as error:
         raise BadImageError(f"{error} `selfcon data check` finds all such.") from error
-
-
-def _warn_of_known(settings: Settings) -> None:
-    """Of a run to begin with that learnt from what is held out here: the seed splits a folder, and holds out."""
-    folder = weights_file(settings).parent
-    folder = folder.parent if folder.name == "encoders" else folder
-    try:
-        theirs = make_settings(read_yaml(folder / "config.yaml"))
-    except SelfconError:
-        return  # no run of ours
-    same = theirs.data == settings.data or Path(theirs.data).resolve() == Path(settings.data).resolve()
-    seeds = theirs.seed != settings.seed
-    known = ["test"] if seeds and is_to_be_split(Path(settings.data)) else []
-    if settings.val_fraction and (
-        seeds or theirs.val_fraction < settings.val_fraction
-    ):  # a larger part holds a smaller
-        known.append("held-out")
-    if same and known:
-        warnings.warn(
-            f"The run in {folder} learnt from some of the {' and '.join(known)} images here: accuracy will look better "
-            f"than it is. --seed {theirs.seed} --val-fraction {theirs.val_fraction:g} splits the data as there.",
-            SelfconWarning,
-            stacklevel=3,
-        )
-
-
-def _warn_of_copies(train: Split, val: Split | None, test: Split) -> None:
-    """Of images that are measured on and learnt from; where they stream, `selfcon data check` looks for them."""
-    for name, split in (("held-out", val), ("test", test)):
-        if split is not None and (count := count_copies(split, train)):
-            are = "is a training image" if count == 1 else "are training images"
-            warnings.warn(
-                f"{count:,} of the {len(split):,} {name} images {are}, too: accuracy will look better than it is. "
-                f"`selfcon data check` names them.",
-                SelfconWarning,
-                stacklevel=3,
-            )
 
 
 def _should_stream(images: Images, size: int, settings: Settings, world: World) -> bool:
