@@ -30,7 +30,7 @@ def thin(source: Source, *, per_class: int | None, imbalance: float | None, seed
     first = most if per_class is None else per_class
     wanted = np.maximum(1, np.floor(first * ratios + 1e-9)).astype(np.int64)
     if (lacking := np.flatnonzero(sizes < wanted)).size:
-        name, there, asked = ((each[lacking[0]]) for each in (source.classes, sizes, wanted))
+        name, there, asked = (each[lacking[0]] for each in (source.classes, sizes, wanted))
         raise DataError(f"There are {there} training images of {name!r}, and {asked} were asked for.")
     return replace(source, train=source.train.take(_choose(labels, wanted, seed)))
 
