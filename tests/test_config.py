@@ -148,6 +148,16 @@ def test_another_network_than_the_recipes(tmp_path: Path) -> None:
     assert collect_settings("cifar100-resnet18-selfcon", {"model": "wrn16_8"}) == wide
     (tmp_path / "mine.yaml").write_text("recipe: cifar100-resnet18-selfcon\nmodel: wrn16_8\n")
     assert collect_settings(str(tmp_path / "mine.yaml"), {}) == wide
+    for recipe, other in (  # a probe's rate of the network's own, batches of another size, rates with them
+        ("cifar100-resnet18-selfcon", "cifar100-vgg16_bn-selfcon"),
+        ("cifar100-vgg16_bn-selfcon", "cifar100-resnet18-selfcon"),
+        ("imagenet-resnet18-selfcon", "imagenet-resnet50-selfcon"),
+        ("imagenet100-resnet18-supcon", "imagenet100-resnet50-supcon"),
+    ):
+        settings = collect_settings(other, {})
+        assert collect_settings(recipe, {"model": settings.model}) == settings
+    mixed = collect_settings("cifar100-resnet18-best", {"model": "vgg16_bn"})
+    assert (mixed.cutmix, mixed.epochs, mixed.probe.lr) == (0.5, 360, 0.1)
     (tmp_path / "any.yaml").write_text("data: x.npz\nmodel_options: {drop_rate: 0.1}\n")  # of whichever network
     for model in ("resnet18", "convnext_atto"):
         assert collect_settings(str(tmp_path / "any.yaml"), {"model": model}).model_options == {"drop_rate": 0.1}

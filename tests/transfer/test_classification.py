@@ -44,3 +44,16 @@ def test_one_image_a_class_is_too_few() -> None:
     features = torch.randn(3, 2)
     with pytest.raises(DataError, match="one training image only"):
         evaluate_linear({"backbone": features}, torch.arange(3), {"backbone": features}, torch.arange(3))
+
+
+def test_images_to_validate_with_choose_the_decay() -> None:
+    """The feature tells the class of the first samples; those to validate with are of the larger class, whatever it is."""
+    labels = torch.cat([torch.arange(60) % 3 // 2, torch.zeros(20, dtype=torch.long)])
+    feature = 2.0 * labels[:, None] - 1
+    feature[60::2] = 1.0
+    train = {"backbone": feature}
+    decays = {
+        held: evaluate_linear(train, labels, train, labels, validation=held, decays=(1e-6, 1e3)).decay["backbone"]
+        for held in (20, 0)
+    }
+    assert decays == {20: 1e3, 0: 1e-6}

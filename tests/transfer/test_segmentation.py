@@ -13,7 +13,14 @@ import selfcon
 from selfcon.data.scenes import IGNORED, load_scenes
 from selfcon.errors import UsageError
 from selfcon.transfer.scene_stage import Plan
-from selfcon.transfer.segmentation import Look, Segmenter, Segmenting, count_confusions, intersection_over_union
+from selfcon.transfer.segmentation import (
+    Look,
+    Segmenter,
+    Segmenting,
+    count_confusions,
+    intersection_over_union,
+    predict_mask,
+)
 from tests.data.test_scenes import write_voc
 
 pytest.importorskip("segmentation_models_pytorch")
@@ -93,3 +100,28 @@ def test_mirroring_keeps_image_and_mask_together(tmp_path: Path) -> None:
     plain, mirrored = (look.crop(scene, [0.5, 0.0, 0.0, flip]) for flip in (0.9, 0.1))
     assert torch.equal(plain[0].flip(2), mirrored[0])
     assert torch.equal(plain[1].flip(1), mirrored[1])
+
+
+def test_what_is_filled_up_is_nothing_to_learn_from(tmp_path: Path) -> None:
+    (scene,) = load_scenes(write_voc(tmp_path), "segment").train
+    look = Look(64, torch.zeros(3), torch.ones(3))
+    image, mask = look.crop(scene, [0.0, 0.0, 0.0, 0.9])  # half as large as the crop
+    height, width = (round(side * 32 / 40) for side in (30, 40))
+    assert float(image[:, height:].abs().max()) == float(image[:, :, width:].abs().max()) == 0
+    assert set(mask[height:].unique().tolist()) == set(mask[:, width:].unique().tolist()) == {IGNORED}
+    assert 0 in mask[:height, :width]
+
+
+def test_a_prediction_is_of_the_scene_without_what_was_filled_up(tmp_path: Path) -> None:
+    (scene,) = load_scenes(write_voc(tmp_path), "segment").train
+    look = Look(64, torch.zeros(3), torch.ones(3))
+
+    class Halves(torch.nn.Module):  # class 1 in the lower half of what it sees, class 0 above
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            lower = (torch.arange(64) >= 24).float()[:, None].expand(64, 64)
+            return torch.stack([1 - lower, lower])[None]
+
+    stub: Any = Halves()
+    found = predict_mask(stub, scene, look, torch.device("cpu"))  # 30 x 40 pixels are seen as 48 x 64
+    assert found.shape == (30, 40)
+    assert torch.equal(found, (torch.arange(30) >= 15).long()[:, None].expand(30, 40))

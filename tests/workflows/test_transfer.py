@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 import selfcon
 from selfcon import transfer
 from selfcon.cli.main import run as command
+from selfcon.config import read_yaml
 from selfcon.errors import InputMissingError, SelfconError, UnsafeError, UsageError
 from selfcon.workflows.trained import open_encoder
 from tests.data.test_scenes import write_voc
@@ -120,6 +121,24 @@ def test_fine_tuning_begins_with_the_encoder_and_goes_on_where_it_was(
     time = (whole / "model.safetensors").stat().st_mtime_ns
     assert transfer.classify(place / "run", **options)["finetune"] == result["finetune"]
     assert (whole / "model.safetensors").stat().st_mtime_ns == time
+
+
+def test_fine_tuning_on_a_runs_own_data_sees_them_as_it_did(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("selfcon.workflows.transfer._RATES", (0.01,))
+    monkeypatch.setattr("selfcon.workflows.transfer._DECAYS", (1e-4,))
+    data = str(place / "stripes.npz")
+    own: Any = {"per_class": 8, "val_fraction": 0.25, "augment.flip": False}
+    selfcon.fit(data=data, out=tmp_path / "run", **{**SMALL, "epochs": 1, "probe.epochs": 1}, **own)
+    result = transfer.classify(tmp_path / "run", data=data, modes=["finetune"], epochs=1, device="cpu")
+    (short,) = Path(result["out"]).glob("choose-*")
+    chosen, whole = (read_yaml(folder / "config.yaml") for folder in (short, Path(result["out"]) / "whole"))
+    assert (chosen["val_fraction"], whole["val_fraction"]) == (0.25, 0.0)
+    for settings in (chosen, whole):
+        assert (settings["per_class"], settings["augment"]["flip"]) == (8, False)
+    other = transfer.classify(tmp_path / "run", data=str(place / "waves"), modes=["finetune"], epochs=1, device="cpu")
+    assert read_yaml(Path(other["out"]) / "whole" / "config.yaml")["per_class"] is None
 
 
 def test_corruption(place: Path) -> None:

@@ -80,7 +80,22 @@ def load_recipe(name: str, above: tuple[str, ...] = ()) -> Recipe:
 
 
 def _compose(name: str, data: str, network: str, method: str) -> Recipe:
-    """Later parts over earlier ones: all, the data set, its network, the method's kind, the method, exceptions."""
+    book = _book()
+    settings = _lay(data, network, method)
+    accuracy = book["expected"].get(f"{data}-{network}", {}).get(method)
+    return Recipe(
+        name,
+        settings,
+        expected="not reported in the paper" if accuracy is None else f"{accuracy} % (backbone)",
+        cost=f"{settings['epochs']} epochs of {book['data'][data]['images']:,} images",
+    )
+
+
+def _lay(data: str, network: str, method: str) -> dict[str, Any]:
+    """Later parts over earlier ones: all, the data set, its network, the method's kind, the method, exceptions.
+
+    A network that the paper does not have adds nothing.
+    """
     book = _book()
     kind = next(kind for kind, members in book["kinds"].items() if method in members)
     scale = book["data"][data]["scale"]
@@ -89,8 +104,8 @@ def _compose(name: str, data: str, network: str, method: str) -> Recipe:
         book["scales"][scale]["settings"],
         {"data": data},
         book["data"][data].get("settings", {}),
-        book["networks"][network],
-        book["data"][data]["networks"][network] or {},
+        book["networks"].get(network, {}),
+        book["data"][data]["networks"].get(network) or {},
         book["scales"][scale]["kinds"].get(kind, {}),
         book["methods"][method] or {},
         {"model": network, "method": method},
@@ -102,13 +117,7 @@ def _compose(name: str, data: str, network: str, method: str) -> Recipe:
     # The paper's learning rates are for a batch of its own; --batch-size scales them.
     reference = settings.pop("lr_batch", settings["batch_size"])
     settings["lr"] = settings["lr"] * settings["batch_size"] / reference
-    accuracy = book["expected"].get(f"{data}-{network}", {}).get(method)
-    return Recipe(
-        name,
-        settings,
-        expected="not reported in the paper" if accuracy is None else f"{accuracy} % (backbone)",
-        cost=f"{settings['epochs']} epochs of {book['data'][data]['images']:,} images",
-    )
+    return settings
 
 
 def exchange_network(settings: Mapping[str, Any], network: str) -> dict[str, Any]:
@@ -119,14 +128,17 @@ def exchange_network(settings: Mapping[str, Any], network: str) -> dict[str, Any
     own = settings.get("model", network)
     if own == network:
         return dict(settings)
-    networks = _book()["networks"]
-    before, after = (flatten(networks.get(name, {})) for name in (own, network))
-    kept = {
+    book, data, method = _book(), settings.get("data"), settings.get("method")
+    if data in book["data"] and method in book["methods"]:
+        before, after = (_lay(data, name, method) for name in (own, network))
+    else:
+        before, after = (flatten(book["networks"].get(name, {})) for name in (own, network))
+    changed = {
         name: value
         for name, value in settings.items()
         if not name.startswith("model_options.") and not (name in before and before[name] == value)
     }
-    return {**kept, **{name: value for name, value in after.items() if name not in kept}}
+    return {**after, **changed}
 
 
 def exchange_rate(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -165,17 +165,19 @@ class _Finetuning:
         tried = []
         for rate in _RATES:
             for decay in _DECAYS:
-                short = {
-                    **told,
-                    "epochs": max(1, epochs // _SHORTER),
-                    "val_fraction": 0.0 if self.source.val is not None else 0.2,
-                }
+                short = {**told, "epochs": max(1, epochs // _SHORTER), "val_fraction": self._to_choose_by()}
                 result = self._train(f"choose-{rate:g}-{decay:g}", rate, decay, short)
                 tried.append((result["held_out_accuracy"]["ensemble"]["top1"], rate, decay))
                 say(f"fine-tuning, rate {rate:g}, decay {decay:g}: {tried[-1][0]:.1f} % of held-out images")
         _, rate, decay = max(tried)
         self._train("whole", rate, decay, {**told, "epochs": epochs})
         return {"lr": rate, "weight_decay": decay, "epochs": epochs, "accuracy": self._measure()}
+
+    def _to_choose_by(self) -> float:
+        """The share of the training images: none where the data have a part for it, the run's own where it held out."""
+        if self.source.val is None:
+            return 0.2
+        return self.encoder.settings.val_fraction if self.encoder.is_own(self.data) else 0.0
 
     def _measure(self) -> dict[str, dict[str, float]]:
         """Both kinds of accuracy of the whole run."""
@@ -192,13 +194,13 @@ class _Finetuning:
 
     def _train(self, name: str, rate: float, decay: float, told: Result) -> Result:
         settings = self.encoder.settings
-        like_the_encoder = {
-            key: getattr(settings, key) for key in ("model", "width", "stem", "exits", "norm", "precision")
-        }
+        like_the_encoder = ["model", "width", "exits", "norm", "precision"]
+        if self.encoder.is_own(self.data):
+            like_the_encoder += ["class_list", "bad_images", "per_class", "imbalance"]
         chosen = collect_settings(
             None,
             {
-                **like_the_encoder,
+                **{key: getattr(settings, key) for key in like_the_encoder},
                 **told,
                 "stem": self._stem(),
                 "model_options": dict(settings.model_options),
@@ -209,7 +211,7 @@ class _Finetuning:
                 "method": "ce-sub" if self.encoder.net.exits else "ce",
                 "lr": rate,
                 "optim": {"name": "sgd", "weight_decay": decay},
-                "augment": {"policy": "simple"},
+                "augment": {"policy": "simple", "flip": settings.augment.flip},
                 "watch": {"knn_every": 0},
             },
         )
