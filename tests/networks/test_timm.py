@@ -51,6 +51,7 @@ FAMILIES = {
     "dpn48b": 64,
     "sequencer2d_s": 224,
     "volo_d1_224": 224,
+    "tresnet_m": 64,  # whose first convolution takes more channels than images have
 }
 
 

@@ -47,7 +47,7 @@ def test_one_image_a_class_is_too_few() -> None:
 
 
 def test_images_to_validate_with_choose_the_decay() -> None:
-    """The feature tells the class of the first samples; those to validate with are of the larger class, whatever it is."""
+    """The feature tells the class of the first samples; those to validate with are of the larger one throughout."""
     labels = torch.cat([torch.arange(60) % 3 // 2, torch.zeros(20, dtype=torch.long)])
     feature = 2.0 * labels[:, None] - 1
     feature[60::2] = 1.0

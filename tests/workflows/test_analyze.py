@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ET
+from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from selfcon.errors import DataError, SelfconError, StorageError, UsageError
 from selfcon.evaluation.cost import count_multiply_adds, zero_image
 from selfcon.paper.exhibits import get_exhibit, identify
 from selfcon.report.canvas import colour_of_exit, colour_of_method
+from selfcon.workflows.cost_analysis import _cost_ratios
 from selfcon.workflows.feature_analyses import _paper_information
 from selfcon.workflows.findings import find_costs, found_in
 from selfcon.workflows.loss_analyses import _some_of_each_class
@@ -93,6 +96,31 @@ def test_gradcam(runs: Path) -> None:
         selfcon.analyze.gradcam(runs / "ce", device="cpu")
 
 
+def test_a_temperature_that_was_learnt_is_that_of_the_loss(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: Any = {**SMALL, "epochs": 1, "probe.epochs": 1, "loss.learn_temperature": True}
+    selfcon.fit(data=str(runs / "stripes.npz"), out=tmp_path / "run", **options)
+    learnt = open_run(tmp_path / "run", "cpu").temperature
+    assert learnt not in (0.1, open_run(runs / "selfcon", "cpu").temperature)
+    assert open_run(runs / "selfcon", "cpu").temperature == 0.1
+    seen: list[float] = []
+    for name in ("gradient_norms", "cams.loss_maps"):
+        whole = f"selfcon.workflows.loss_analyses.{name}"
+
+        def spy(real: Any, *args: Any, temperature: float, **more: Any) -> Any:
+            seen.append(temperature)
+            return real(*args, temperature=temperature, **more)
+
+        monkeypatch.setattr(whole, partial(spy, resolve_name(whole)))
+    selfcon.analyze.gradcam(tmp_path / "run", images=2, device="cpu")
+    selfcon.analyze.gradients(tmp_path / "run", trained=True, device="cpu")
+    assert set(seen) == {learnt}
+    seen.clear()
+    selfcon.analyze.gradients(tmp_path / "run", device="cpu")
+    assert set(seen) == {0.1}
+
+
 def test_generalization(runs: Path, tmp_path: Path) -> None:
     result = selfcon.analyze.generalization([runs / "supcon", runs / "selfcon"], out=tmp_path, device="cpu")
     for each in result["runs"]:
@@ -125,6 +153,11 @@ def test_cost_fills_its_cells(runs: Path, tmp_path: Path) -> None:
     assert measured["selfcon"].ours[0] == pytest.approx(11.89, abs=0.01)
     assert {each.cell.condition["data"] for each in cells if each.ours} == {"cifar100"}
     assert "selfcon analyze cost" in next(each for each in cells if not each.ours).to_dict()["verdict"]
+    rows = [{**row, "batch_size": 256} for row in result["rows"]]
+    (ratio,) = _cost_ratios(rows, as_in_paper=True)
+    assert ratio["paper_memory_bytes"] == pytest.approx(1.83 / 2.14)
+    rows[1]["exits"] = "1:same,2:same,3:same"
+    assert "paper_memory_bytes" not in _cost_ratios(rows, as_in_paper=True)[0]  # which the paper did not measure
     of_run = selfcon.analyze.cost(runs / "selfcon", methods=["selfcon"], batch_sizes=[4], steps=1, device="cpu")
     assert of_run["width"] == 0.125
     assert find_costs([runs / "selfcon"]) == {}  # a narrow network is not the paper's

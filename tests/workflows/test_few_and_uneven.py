@@ -15,11 +15,11 @@ from safetensors.torch import save_file
 import selfcon
 from selfcon.data.source import ArrayImages, Source
 from selfcon.data.thinning import thin
-from selfcon.errors import DataError, InputMissingError, UsageError
+from selfcon.errors import DataError, InputMissingError, SelfconWarning, UsageError
 from selfcon.training.artifact import load_model
 from selfcon.workflows.pipeline import make_pretraining, make_probing
 from selfcon.workflows.settings import collect_settings
-from selfcon.workflows.task import prepare
+from selfcon.workflows.task import prepare, read_source
 from selfcon.workflows.trained import open_run
 from tests.cli.calling import call
 from tests.workflows.conftest import write_noise, write_stripes
@@ -75,6 +75,14 @@ def test_some_are_drawn_by_the_seed() -> None:
     assert set(range(10)) not in chosen
 
 
+def test_a_single_folder_is_tested_on_the_same_images_with_every_seed(tmp_path: Path) -> None:
+    write_noise(tmp_path / "noise", images=12)
+    options = {"data": str(tmp_path / "noise"), "val_fraction": 0.3}
+    zero, one = (read_source(collect_settings(None, {**options, "seed": seed})) for seed in (0, 1))
+    assert zero.test.paths == one.test.paths  # type: ignore[attr-defined]
+    assert zero.val.paths != one.val.paths  # type: ignore[union-attr]
+
+
 @pytest.mark.filterwarnings("always")
 def test_weights_that_have_learnt_from_what_is_held_out_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -97,17 +105,23 @@ def test_weights_that_have_learnt_from_what_is_held_out_are_told(
         return [str(each.message) for each in caught if "learnt from" in str(each.message)]
 
     small.pop("device")
-    assert told() == []
-    assert "learnt from some of the test images here" in told(seed=1)[0]
-    assert "--seed 0 --val-fraction 0 splits the data as there" in told(seed=1)[0]
+    assert told() == told(seed=1) == []  # what is tested on is the same
     assert "learnt from some of the held-out images here" in told(val_fraction=0.3)[0]
-    assert "the test and held-out images" in told(seed=1, val_fraction=0.3)[0]
+    assert "--seed 0 --val-fraction 0 holds out as there" in told(seed=1, val_fraction=0.3)[0]
     other = str(write_stripes(tmp_path / "stripes.npz"))
     assert told(data=other, val_fraction=0.3) == []
     selfcon.train(out=tmp_path / "held", val_fraction=0.5, keep_epochs=[1], device="cpu", **small)
     assert told(weights=str(tmp_path / "held"), val_fraction=0.3) == []  # which is a part of that half
     kept = str(tmp_path / "held" / "encoders" / "epoch-0001.safetensors")
     assert "held-out images" in told(weights=kept, val_fraction=0.6)[0]
+    selfcon.export(tmp_path / "held", formats=["timm"])
+    (exported,) = (tmp_path / "held" / "export").glob("*.safetensors")
+    assert "held-out images" in told(weights=str(exported), val_fraction=0.6)[0]
+    assert told(weights=str(exported), val_fraction=0.3) == []
+    init: Any = {"weights": str(tmp_path / "first"), "val_fraction": 0.3}
+    with pytest.warns(SelfconWarning, match="held-out images"):
+        selfcon.train(out=tmp_path / "second", device="cpu", **small, **init)
+    assert str(tmp_path / "first") in told(weights=str(tmp_path / "second"), val_fraction=0.3)[0]
 
 
 def test_a_folder_that_was_moved_is_still_the_runs_own(tmp_path: Path) -> None:

@@ -46,7 +46,9 @@ def add_data_arguments(parser: Parser) -> None:
     parser.add_argument("--data-root", type=Path, default=Path("data"), metavar="DIR", help="where named data sets lie")
     parser.add_argument("--class-list", type=Path, metavar="FILE", help="for imagenet100: a file with one class a line")
     parser.add_argument("--download", action="store_true", help="let a named data set be downloaded")
-    parser.add_argument("--seed", type=seed, default=0, help="decides how a single folder is split (default: 0)")
+    parser.add_argument(
+        "--seed", type=seed, default=0, help="another splits a single folder otherwise (default: 0, as training does)"
+    )
 
 
 def seed(text: str) -> int:

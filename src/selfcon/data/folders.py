@@ -54,7 +54,7 @@ def load_folder(folder: Path, *, seed: int = 0, problems: list[str] | None = Non
 
 
 def is_to_be_split(folder: Path) -> bool:
-    """Whether it is a folder of classes, which a seed splits into images to train with and to test on."""
+    """Whether it is a folder of classes, which is split into images to train with and to test on."""
     return folder.is_dir() and not (folder / "train").is_dir() and bool(list_classes(folder))
 
 

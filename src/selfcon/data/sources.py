@@ -59,9 +59,10 @@ def load(
 ) -> Source:
     """The data set that `data` names: one of `list_sources()` below `root`, a folder, an .npz or a packed file.
 
-    `seed` decides how a single folder is split into training and test images. With `bad_images="skip"` every file is
-    read once and the unreadable ones are left out, with a warning that lists them; more than one in a thousand are
-    refused. With a list for `problems`, empty and differing classes are added to it instead of being refused.
+    A single folder is split into training and test images, and for another `seed` otherwise. With `bad_images="skip"`
+    every file is read once and the unreadable ones are left out, with a warning that lists them; more than one in a
+    thousand are refused. With a list for `problems`, empty and differing classes are added to it instead of being
+    refused.
     """
     if bad_images not in get_args(BadImages):
         raise unknown_name("way to treat bad images", bad_images, get_args(BadImages))

@@ -320,7 +320,12 @@ def _output_width(block: nn.Module) -> int:
 
 
 def input_channels(encoder: nn.Module) -> int:
-    """Channels of the images that an encoder takes: those of its first convolution, or else 3."""
+    """Channels of the images that an encoder takes: what it says, those of its first convolution, or else 3.
+
+    Some networks of timm bring pixels into channels before they convolve.
+    """
+    if isinstance(told := getattr(encoder, "in_chans", None), int):
+        return told
     return next((int(module.in_channels) for module in encoder.modules() if isinstance(module, nn.Conv2d)), 3)
 
 

@@ -128,7 +128,7 @@ def exchange_network(settings: Mapping[str, Any], network: str) -> dict[str, Any
     own = settings.get("model", network)
     if own == network:
         return dict(settings)
-    book, data, method = _book(), settings.get("data"), settings.get("method")
+    book, data, method = _book(), str(settings.get("data")), str(settings.get("method"))
     if data in book["data"] and method in book["methods"]:
         before, after = (_lay(data, name, method) for name in (own, network))
     else:

@@ -17,7 +17,7 @@ from selfcon.paper.exhibits import get_exhibit
 from selfcon.progress import say
 from selfcon.report import figures
 from selfcon.workflows.analysis_files import Result, choose_folder, write
-from selfcon.workflows.findings import DATA_OF_SIZE
+from selfcon.workflows.findings import is_of
 from selfcon.workflows.several import several
 from selfcon.workflows.task import choose_device
 from selfcon.workflows.trained import open_run
@@ -77,9 +77,8 @@ def cost(
                     rows.append(each.to_dict())
                     say(_tell_cost(rows[-1]))
     where = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else chosen.type
-    as_in_paper = chosen_width == 1.0 and not own
     result = {"device": where, "width": chosen_width, "network": own, "rows": rows}
-    result["ratios"] = _cost_ratios(rows, as_in_paper=as_in_paper)
+    result["ratios"] = _cost_ratios(rows, as_in_paper=chosen_width == 1.0 and not own)
     folder = Path(out) if out is not None else choose_folder([run_folder], None) if run_folder else Path("analysis")
     measured = any(row["seconds"] is not None for row in rows)
     return write(result, {"cost": figures.draw_cost(rows)} if measured else {}, folder, name="cost")
@@ -109,17 +108,14 @@ def _cost_ratios(rows: Sequence[Mapping[str, Any]], *, as_in_paper: bool) -> lis
         for key, quantity in (("seconds", "time, seconds a step"), ("memory_bytes", "memory, GiB a GPU")):
             if row[key] is not None and other[key] is not None:
                 ratio[key] = row[key] / other[key]
-            theirs = [_paper_cost(model, size, batch, name, quantity) for name in ("selfcon", "supcon")]
+            theirs = [_paper_cost(each, quantity) for each in (row, other)]
             if theirs[0] is not None and theirs[1] is not None and as_in_paper:
                 ratio[f"paper_{key}"] = theirs[0] / theirs[1]
         ratios.append(ratio)
     return ratios
 
 
-def _paper_cost(model: str, size: int, batch: int, method: str, quantity: str) -> float | None:
-    exhibit = {"resnet18": "T15", "resnet50": "T16"}.get(model)
-    wanted = {"data": DATA_OF_SIZE.get(size), "batch_size": batch, "method": method}
-    for cell in get_exhibit(exhibit).cells if exhibit else ():
-        if cell.quantity == quantity and all(cell.condition.get(key) == value for key, value in wanted.items()):
-            return cell.value
-    return None
+def _paper_cost(row: Mapping[str, Any], quantity: str) -> float | None:
+    exhibit = {"resnet18": "T15", "resnet50": "T16"}.get(row["model"])
+    cells = get_exhibit(exhibit).cells if exhibit else ()
+    return next((cell.value for cell in cells if cell.quantity == quantity and is_of(row, cell)), None)

@@ -13,7 +13,7 @@ from selfcon.paper.exhibits import CORRUPTION, INFORMATION, TRANSFER, Cell
 from selfcon.paper.recipes import load_recipe
 from selfcon.progress import say
 
-DATA_OF_SIZE = {32: "cifar100", 64: "tiny-imagenet", 224: "imagenet100"}
+_DATA_OF_SIZE = {32: "cifar100", 64: "tiny-imagenet", 224: "imagenet100"}
 _COSTS = {
     "parameters": ("parameters", 1e-6),
     "multiply-adds": ("multiply_adds", 1e-9),
@@ -100,11 +100,16 @@ def find_costs(folders: Sequence[Path]) -> dict[Path, list[dict[str, Any]]]:
 def cost_of(cell: Cell, costs: Mapping[Path, Sequence[Mapping[str, Any]]]) -> dict[Path, float]:
     """The number of a cell in the first file of costs that has it: two of them would be two machines, not two seeds."""
     key, unit = _COSTS[cell.quantity.partition(",")[0]]
-    recipe = load_recipe(cell.recipe).settings
-    wanted = {**cell.condition, "exits": recipe["exits"] if get_method(recipe["method"]).uses_exits else "none"}
     for path, rows in costs.items():
         for row in rows:
-            there = {**row, "data": DATA_OF_SIZE.get(row["image_size"])}
-            if row[key] is not None and all(there[name] == value for name, value in wanted.items() if name in there):
+            if row[key] is not None and is_of(row, cell):
                 return {path: row[key] * unit}
     return {}
+
+
+def is_of(row: Mapping[str, Any], cell: Cell) -> bool:
+    """Whether a row of costs is of what a cell of the paper is of, sub-networks included."""
+    recipe = load_recipe(cell.recipe).settings
+    wanted = {**cell.condition, "exits": recipe["exits"] if get_method(recipe["method"]).uses_exits else "none"}
+    there = {**row, "data": _DATA_OF_SIZE.get(row["image_size"])}
+    return all(there[name] == value for name, value in wanted.items() if name in there)

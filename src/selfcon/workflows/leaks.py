@@ -3,36 +3,51 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 from selfcon.config import Settings, make_settings, read_yaml
 from selfcon.data.copies import count_copies
-from selfcon.data.folders import is_to_be_split
 from selfcon.data.split import Split
 from selfcon.errors import SelfconError, SelfconWarning
 
+_LONGEST = 20  # how many runs are looked at
+
 
 def warn_of_known(settings: Settings, weights: Path) -> None:
-    """Of a run to begin with that learnt from what is held out here: the seed splits a folder, and holds out."""
-    folder = weights.parent
-    folder = folder.parent if folder.name == "encoders" else folder
-    try:
-        theirs = make_settings(read_yaml(folder / "config.yaml"))
-    except SelfconError:
-        return  # no run of ours
-    same = theirs.data == settings.data or Path(theirs.data).resolve() == Path(settings.data).resolve()
-    seeds = theirs.seed != settings.seed
-    known = ["test"] if seeds and is_to_be_split(Path(settings.data)) else []
-    # With the same seed, a larger held-out part holds a smaller one.
-    if settings.val_fraction and (seeds or theirs.val_fraction < settings.val_fraction):
-        known.append("held-out")
-    if same and known:
-        warnings.warn(
-            f"The run in {folder} learnt from some of the {' and '.join(known)} images here: accuracy will look better "
-            f"than it is. --seed {theirs.seed} --val-fraction {theirs.val_fraction:g} splits the data as there.",
-            SelfconWarning,
-            stacklevel=3,
-        )
+    """Of runs to begin with, or that those began with, which learnt from what is held out here."""
+    for folder, theirs in _find_runs(weights):
+        same = theirs.data == settings.data or Path(theirs.data).resolve() == Path(settings.data).resolve()
+        # With the same seed a larger held-out part holds a smaller one, but for an image or two by rounding.
+        less = theirs.seed != settings.seed or theirs.val_fraction < settings.val_fraction
+        if same and less and settings.val_fraction:
+            warnings.warn(
+                f"The run in {folder} learnt from some of the held-out images here: accuracy will look better than it "
+                f"is. --seed {theirs.seed} --val-fraction {theirs.val_fraction:g} holds out as there.",
+                SelfconWarning,
+                stacklevel=3,
+            )
+            return
+
+
+def _find_runs(weights: Path) -> Iterator[tuple[Path, Settings]]:
+    """The run that weights are of, the one that it began with, and so on, as far as they are there."""
+    seen: set[Path] = set()
+    while weights not in seen and len(seen) < _LONGEST:
+        seen.add(weights)
+        # Beside the weights of a run, or above those that it kept or exported.
+        folder = next((each for each in list(weights.parents)[:3] if (each / "config.yaml").is_file()), None)
+        if folder is None:
+            return
+        try:
+            settings = make_settings(read_yaml(folder / "config.yaml"))
+        except SelfconError:
+            return  # no run of ours
+        yield folder, settings
+        if settings.weights is None:
+            return
+        weights = Path(settings.weights)
+        weights = weights / "model.safetensors" if weights.is_dir() else weights
 
 
 def warn_of_copies(train: Split, val: Split | None, test: Split) -> None:

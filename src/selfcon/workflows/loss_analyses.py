@@ -87,7 +87,7 @@ def gradients(
             batch.images.to(net.dtype),
             batch.labels,
             method,
-            temperature=settings.loss.temperature,
+            temperature=run.temperature if trained else settings.loss.temperature,
             alpha=settings.loss.alpha,
         )
     layers = {name: [vars(layer) for layer in each] for name, each in norms.items()}
@@ -132,7 +132,7 @@ def gradcam(
     plain = test.batch(rows, Policy(), seed=0, epoch=0, size=run.size)
     policy = make_policy(run.settings.augment)
     other = test.batch(rows, policy, seed=run.settings.seed, epoch=0, size=run.size).images
-    options = {"temperature": run.settings.loss.temperature, "alpha": run.settings.loss.alpha}
+    options = {"temperature": run.temperature, "alpha": run.settings.loss.alpha}
 
     def maps_of(method: Method) -> dict[str, Tensor]:
         views = [plain.images, other][: method.views]

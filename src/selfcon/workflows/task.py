@@ -273,12 +273,11 @@ def weights_file(settings: Settings) -> Path:
 
 
 def read_source(settings: Settings) -> Source:
-    """The data that settings name, with their held-out part."""
+    """The data that settings name, with their held-out part. What is tested on is the same for every seed."""
     source = load(
         settings.data,
         root=settings.data_root,
         class_list=settings.class_list,
-        seed=settings.seed,
         bad_images=settings.bad_images,
     ).hold_out(settings.val_fraction, settings.seed)
     source = thin(source, per_class=settings.per_class, imbalance=settings.imbalance, seed=settings.seed)

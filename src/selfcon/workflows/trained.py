@@ -26,6 +26,7 @@ from selfcon.networks.weights import find_timm_weights, load_encoder, read_weigh
 from selfcon.progress import say
 from selfcon.training.artifact import build_model, load_model, remember_images
 from selfcon.training.files import inside
+from selfcon.training.folder import RunFolder
 from selfcon.workflows.task import choose_device, read_source
 
 _TIMM = "timm:"
@@ -59,6 +60,12 @@ class TrainedRun:
             raise added_elsewhere("method", name, self.path)
         return get_method(name)
 
+    @property
+    def temperature(self) -> float:
+        """That of its loss: the one given, or what it was learnt to be in the end."""
+        learnt = [line["temperature"] for line in RunFolder.follow(self.path).read_metrics() if "temperature" in line]
+        return float(learnt[-1]) if learnt else self.settings.loss.temperature
+
     @cached_property
     def source(self) -> Source:
         """Its own data."""
@@ -75,7 +82,7 @@ class TrainedRun:
         own = self.settings.data
         return data == own or (Path(own).exists() and Path(data).resolve() == Path(own).resolve())
 
-    def other_source(self, data: str, *, root: str | None = None, seed: int = 0) -> Source:
+    def other_source(self, data: str, *, root: str | None = None) -> Source:
         """Other data; named ones lie below `root`, which is that of its own unless it is given.
 
         Where they are its own after all, what it was trained on must not become what it is tested on: they are read
@@ -84,7 +91,7 @@ class TrainedRun:
         root = root or self.settings.data_root
         if self.is_own(data):
             return read_source(self.settings.model_copy(update={"data_root": root}))
-        found = load(data, root=root, seed=seed)
+        found = load(data, root=root)
         self._tell_known(found.test, f"test images of {found.name}")
         return found
 
@@ -93,7 +100,7 @@ class TrainedRun:
         folder, classes = Path(data), list(self.facts["classes"])
         others = data not in list_sources() and not self.is_own(data) and is_to_be_split(folder)
         if not others or list_classes(folder) != sorted(classes) or self._is_moved(folder):
-            found = self.other_source(data, seed=self.settings.seed)
+            found = self.other_source(data)
             if list(found.classes) != classes:
                 raise DataError(
                     f"{found.name} has other classes than the {len(classes)} that {self.path} was trained on."
@@ -106,7 +113,7 @@ class TrainedRun:
     def _is_moved(self, folder: Path) -> bool:
         """Whether a folder of classes is its own by another path: split as it was, the test images are the same."""
         with suppress(SelfconError):  # what cannot be split was not
-            test = load(folder, seed=self.settings.seed).test
+            test = load(folder).test
             return bool(self.as_seen(test).fingerprint() == self.facts.get("data_sha256", {}).get("test"))
         return False
 

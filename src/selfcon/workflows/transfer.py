@@ -75,7 +75,7 @@ def classify(
             run = run.at_size(image_size)
         if random:
             run = run.with_fresh_weights(seed)
-        source = run.other_source(data, root=data_root, seed=seed)
+        source = run.other_source(data, root=data_root)
         result: Result = {
             "encoder": run.name,
             "encoder_sha256": hash_file(run.weights),
@@ -98,8 +98,8 @@ def classify(
             _write(folder / "classify.json", result)
     if "finetune" in modes:
         fine = _Finetuning(run, source, data, data_root, folder, device, overwrite=overwrite, trust=trust)
-        if run.is_own(data) and seed != run.settings.seed:  # the seed splits a folder, too
-            say(f"note: {data} is split as for {run.name}, so that fine-tuning has its seed, {run.settings.seed}")
+        if run.is_own(data) and seed != run.settings.seed:  # which decides what is held out
+            say(f"note: {data} is divided as for {run.name}, so that fine-tuning has its seed, {run.settings.seed}")
             seed = run.settings.seed
         result["finetune"] = fine.run(epochs=epochs, batch_size=batch_size, seed=seed)
         if world.is_main:
