@@ -75,6 +75,17 @@ def test_differences() -> None:
     assert differences(Settings(), make_settings({"loss.alpha": 2.0})) == ["loss.alpha: 1.0 -> 2.0"]
 
 
+def test_one_place_by_several_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("birds", "other"):
+        (tmp_path / name).mkdir()
+    before = make_settings({"data": "birds"})
+    for same in ("./birds", "birds/", str(tmp_path / "birds")):
+        assert differences(before, make_settings({"data": same})) == []
+    assert differences(before, make_settings({"data": "other"})) == ["data: 'birds' -> 'other'"]
+    assert differences(before, make_settings({"data": "gone"})) == ["data: 'birds' -> 'gone'"]
+
+
 @pytest.mark.parametrize("name", list_recipes())
 def test_every_recipe_is_sound(name: str) -> None:
     recipe = load_recipe(name)

@@ -350,9 +350,20 @@ def write_yaml(settings: Section) -> str:
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def _normal(path: Any) -> Any:
-    """Without the mark that tells a path from a name."""
-    return path.removeprefix(f"{os.curdir}{os.sep}") if isinstance(path, str) else path
+_PLACES = ("data", "data_root", "class_list", "weights")
+_HERE = f"{os.curdir}{os.sep}"
+
+
+def _same_place(one: Any, other: Any) -> bool:
+    """Whether two paths lead to the same; the mark that tells one from a name does not matter."""
+    if not (isinstance(one, str) and isinstance(other, str)):
+        return False
+    if one.removeprefix(_HERE) == other.removeprefix(_HERE):
+        return True
+    try:
+        return Path(one).samefile(other)
+    except (OSError, ValueError):  # one is not there, or no path
+        return False
 
 
 def differences(old: Section, new: Section) -> list[str]:
@@ -362,5 +373,5 @@ def differences(old: Section, new: Section) -> list[str]:
         f"{name}: {before.get(name)!r} -> {after.get(name)!r}"
         for name in sorted({*before, *after})
         if before.get(name) != after.get(name)
-        and not (name == "data" and _normal(before.get(name)) == _normal(after.get(name)))
+        and not (name in _PLACES and _same_place(before.get(name), after.get(name)))
     ]

@@ -7,6 +7,8 @@ import io
 import json
 import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +22,7 @@ from timm.data.config import resolve_model_data_config
 from timm.data.transforms_factory import create_transform
 
 import selfcon
+from selfcon.cli.predict import _as_text
 from selfcon.data.cutting import fit as streamed_fit
 from selfcon.data.source import ArrayImages
 from selfcon.deploy.predictor import Predictor
@@ -436,6 +439,33 @@ def test_a_long_thin_image_takes_little_memory(model: Predictor) -> None:
     assert streamed_fit(thin, 16).shape == (16, 16, 3)
 
 
+def test_lists_and_formats_that_are_none(place: Path, tmp_path: Path) -> None:
+    one = in_order(place)[0]
+    words: list[str | Path] = ["predict", place / "run", "--device", "cpu"]
+    done = subprocess.run(
+        [sys.executable, "-m", "selfcon", *words, "-"], input=one.read_bytes(), capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (64, b"")
+    assert b"names of images, one a line" in done.stderr
+    assert len(done.stderr) < 200
+    done = call(*words, one, "--output", "x.parquet", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert ".csv, .jsonl, .json or .txt, not to x.parquet" in done.stderr
+    assert call(*words, one, "--output", "x.txt", cwd=tmp_path).returncode == 0
+    assert "(ensemble)" in (tmp_path / "x.txt").read_text()
+
+
+def test_numbers_are_no_formulas() -> None:
+    assert [_as_text(name) for name in ("+1", "-1", "-0.5", "1")] == ["+1", "-1", "-0.5", "1"]
+    assert [_as_text(name) for name in ("=1+1", "-1+cmd", "@x", "+", "\tx")] == [
+        "'=1+1",
+        "'-1+cmd",
+        "'@x",
+        "'+",
+        "'\tx",
+    ]
+
+
 def test_names_that_are_no_text_and_formulas(place: Path, tmp_path: Path) -> None:
     odd = os.fsdecode(b"caf\xe9.png")
     shutil.copy(in_order(place)[0], tmp_path / odd)
@@ -447,7 +477,7 @@ def test_names_that_are_no_text_and_formulas(place: Path, tmp_path: Path) -> Non
     done = call(*words, "--json", "--output", "x.json", cwd=tmp_path)
     assert len(json.loads((tmp_path / "x.json").read_text())["predictions"]) == 2
     call(*words, "--format", "csv", "--output", "x.csv", cwd=tmp_path)
-    assert "\n'=1+1.png," in (tmp_path / "x.csv").read_text()
+    assert "\n./=1+1.png," in (tmp_path / "x.csv").read_text()  # the same file, and no formula
     assert call("embed", place / "run", odd, "--out", "x.parquet", "--device", "cpu", cwd=tmp_path).returncode == 0
     (tmp_path / "keep.csv").write_text("precious")
     assert call(*words, "--exit", "nosuch", "--output", "keep.csv", cwd=tmp_path).returncode == 64

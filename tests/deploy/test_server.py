@@ -108,6 +108,8 @@ def test_nothing_that_is_asked_for_is_ignored(client: TestClient) -> None:
     image = base64.b64encode(png()).decode()
     found = client.post("/v1/explain", json={"images": [image], "top": 2}).json()
     assert [len(each["classes"]) for each in found["answers"]] == [2, 2]
+    found = client.post("/v1/explain", json={"images": [image]}).json()
+    assert [len(each["classes"]) for each in found["answers"]] == [4, 4]  # there are no five
     near = client.post("/v1/neighbours?k=3", json={"images": [image], "exit": "exit2"}).json()
     assert near == client.post("/v1/neighbours?k=3&exit=exit2", content=png(), headers=PNG).json()
     assert near != client.post("/v1/neighbours?k=3", content=png(), headers=PNG).json()

@@ -182,3 +182,7 @@ def test_timms_weights_when_they_are_there(tmp_path: Path, monkeypatch: pytest.M
     small = collect_settings(None, {"data": data, "weights": "timm", "batch_size": 32})
     with pytest.raises(UsageError, match=r"wants \[64, 3, 3, 3\]: --stem large would fit"):
         prepare(small, torch.device("cpu")).build_network(classifiers=False)
+    monkeypatch.undo()  # before anybody fetches what would not fit
+    for misfit in ({"stem": "large", "width": 0.25}, {"image_size": 32}, {"stem": "small"}):
+        with pytest.raises(UsageError, match="for the full --width and the stem of large images"):
+            prepare(small.model_copy(update=misfit), torch.device("cpu"))

@@ -11,6 +11,8 @@ import argparse
 import csv
 import io
 import json
+import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -86,7 +88,14 @@ def _without(answered: Answered, failed: list[str]) -> Iterator[tuple[Path, Pred
 def _format_of(output: Path | None) -> str:
     """By its ending."""
     ending = "" if output is None else output.suffix[1:].lower()
-    return ending if ending in _FORMATS else "table"
+    if ending in ("", "txt"):
+        return "table"
+    if ending not in _ENDINGS:
+        raise UsageError(
+            f"Answers are written to .{', .'.join(_ENDINGS)} or .txt, not to {output}; "
+            f"--format says which it is to be whatever the name."
+        )
+    return ending
 
 
 @contextmanager
@@ -131,12 +140,14 @@ def _write_csv(answers: Iterator[tuple[Path, Prediction]], file: TextIO, top: in
         pairs = zip(answer.classes, answer.probabilities, strict=True)
         cells = (each for name, part in pairs for each in (_as_text(name), part))
         unknown = "yes" if answer.unknown else "no"  # a class may be called so, too
-        writer.writerow([_as_text(str(path)), _as_text(answer.label), answer.exit, unknown, *cells])
+        file_name = str(path) if _as_text(str(path)) == str(path) else f"{os.curdir}{os.sep}{path}"
+        writer.writerow([file_name, _as_text(answer.label), answer.exit, unknown, *cells])
 
 
 def _as_text(name: str) -> str:
-    """A name that no spreadsheet takes for a formula."""
-    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
+    """A name that no spreadsheet takes for a formula; numbers are none."""
+    is_formula = name.startswith(("=", "+", "-", "@", "\t", "\r")) and not _NUMBER.fullmatch(name)
+    return f"'{name}" if is_formula else name
 
 
 def _write_lines(answers: Iterator[tuple[Path, Prediction]], file: TextIO, top: int) -> None:
@@ -145,3 +156,5 @@ def _write_lines(answers: Iterator[tuple[Path, Prediction]], file: TextIO, top: 
 
 _WRITERS = {"table": _write_table, "csv": _write_csv, "jsonl": _write_lines}
 _FORMATS = (*_WRITERS, "json")
+_ENDINGS = tuple(form for form in _FORMATS if form != "table")
+_NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")

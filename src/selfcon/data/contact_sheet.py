@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def draw_contact_sheet(source: Source, path: str | Path) -> Path:
     rows = -(-len(classes) // columns)
     wide = _TITLE + _IMAGES * (_CELL + _GAP) + 4 * _GAP
     sheet = Image.new("RGB", (columns * wide, rows * (_CELL + _GAP) + _GAP), "white")
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
+    pen, font = ImageDraw.Draw(sheet), _find_font()
     for label, name in enumerate(classes):
         left, top = label // rows * wide, label % rows * (_CELL + _GAP) + _GAP
         members = np.flatnonzero(source.train.labels == label)
@@ -64,6 +65,11 @@ def _thumbnail(source: Source, index: int) -> Image.Image:
     left, top = (image.width - side) // 2, (image.height - side) // 2
     square = image.crop((left, top, left + side, top + side))
     return square.resize((_CELL, _CELL), Image.Resampling.LANCZOS if side > _CELL else Image.Resampling.NEAREST)
+
+
+def _find_font() -> ImageFont.FreeTypeFont:
+    """One that has more letters than Pillow's own."""
+    return ImageFont.truetype(str(files("matplotlib") / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"), 12)
 
 
 def _shorten(name: str, font: Any) -> str:

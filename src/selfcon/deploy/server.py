@@ -39,6 +39,7 @@ from selfcon.errors import BadImageError, UsageError
 from selfcon.evaluation.early_exit import Rule
 from selfcon.progress import say
 
+_LIKELIEST = 5  # classes that are told of an image that is looked at closely
 _LOOK_EVERY = 1.0  # seconds between looks at the run folder
 _SHOW_AGAIN = 600.0  # seconds until images to show are asked for again, where there were none
 _PAGE = {
@@ -268,10 +269,11 @@ class _Service:
         features = await self._in_turn(lambda: model.embed_crops(crops))
         return {"neighbours": [gallery.neighbours(feature, wish.exit, wish.k) for feature in features[wish.exit]]}
 
-    async def explain(self, request: Request, top: int = 5) -> dict[str, Any]:
-        """What every exit thinks of an image, and where it looks."""
+    async def explain(self, request: Request, top: int | None = None) -> dict[str, Any]:
+        """What every exit thinks of an image, its likeliest classes (five, or all of fewer), and where it looks."""
         model = self.holder.model
-        crops, wish = await self._all_good(request, Wish(top=top), model)
+        usual = min(_LIKELIEST, len(model.classes))
+        crops, wish = await self._all_good(request, Wish(top=usual if top is None else top), model)
         if len(crops) > 1:
             raise UsageError(f"One image at a time is looked at closely, not {len(crops)}.")
         if not 1 <= wish.top <= len(model.classes):

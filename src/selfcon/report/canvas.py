@@ -6,6 +6,7 @@ marks and hatches differ, too.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
@@ -93,5 +94,8 @@ def _figure(work: Callable[[Figure], None], size: tuple[float, float]) -> Figure
 def _save(figure: Figure, form: str) -> bytes:
     buffer = BytesIO()
     metadata = {"Date": None} if form == "svg" else None
-    figure.savefig(buffer, format=form, dpi=130, transparent=True, metadata=metadata)
+    with warnings.catch_warnings():
+        # Names may be in letters that the font lacks, and there may be more curves than a legend has room for.
+        warnings.filterwarnings("ignore", "Glyph .* missing from|constrained_layout not applied")
+        figure.savefig(buffer, format=form, dpi=130, transparent=True, metadata=metadata)
     return buffer.getvalue()

@@ -77,7 +77,11 @@ def _read_lines(paths: Iterable[str | Path]) -> Iterator[tuple[Path, bool]]:
             continue
         if isinstance(sys.stdin, io.TextIOWrapper):
             sys.stdin.reconfigure(errors="surrogateescape")  # names may be no text
-        yield from ((Path(line.rstrip("\r\n")), False) for line in sys.stdin if line.strip())
+        for line in sys.stdin:
+            if "\0" in line:
+                raise UsageError("Standard input is to hold names of images, one a line, and holds something else.")
+            if line.strip():
+                yield Path(line.rstrip("\r\n")), False
 
 
 def predict(

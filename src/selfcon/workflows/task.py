@@ -26,10 +26,11 @@ from selfcon.data.streamed import make_streamed
 from selfcon.data.thinning import thin
 from selfcon.errors import BadImageError, SelfconWarning, UsageError, name_some
 from selfcon.losses.methods import Method, get_method
+from selfcon.networks.backbones import default_stem
 from selfcon.networks.exits import parse_exits
 from selfcon.networks.multi_exit import MultiExitNetwork
 from selfcon.networks.options import bounded, check_options
-from selfcon.networks.registry import create_model
+from selfcon.networks.registry import create_model, list_models
 from selfcon.networks.sync_norm import synchronise
 from selfcon.networks.weights import find_timm_weights, hash_file, load_encoder, load_subnetworks, read_weights
 from selfcon.progress import say
@@ -214,6 +215,7 @@ class Task:
         if self.weights is not None:
             load_encoder(net.encoder, self.weights, str(self.settings.weights))
             taken = load_subnetworks(net.subnetworks, self.weights)
+            say(f"The network begins with the weights in {weights_file(self.settings)}")
             fresh = [leave for leave in net.subnetworks if leave not in taken]
             if fresh and any(name.startswith("subnetworks.") for name in self.weights):
                 say(f"note: there are no weights that fit {name_some(fresh)}: new ones are drawn")
@@ -267,6 +269,11 @@ def check_settings(settings: Settings) -> Method:
 def weights_file(settings: Settings) -> Path:
     """The file of the weights to begin with: of a run, or with `timm` what timm publishes for the network."""
     if settings.weights == "timm":
+        small = settings.model in list_models() and (settings.stem or default_stem(settings.image_size)) != "large"
+        if settings.width != 1.0 or small:
+            raise UsageError(
+                "timm's weights are for the full --width and the stem of large images: --width 1 --stem large."
+            )
         return find_timm_weights(settings.model)
     path = Path(str(settings.weights))
     return path / "model.safetensors" if path.is_dir() else path
@@ -301,7 +308,6 @@ def prepare(
     weights = None
     if settings.weights is not None and began_with is None:
         weights, began_with = read_weights(weights_file(settings), trust=trust), hash_file(weights_file(settings))
-        say(f"The network begins with the weights in {weights_file(settings)}")
         if world.rank == 0:
             warn_of_known(settings, weights_file(settings))
     source = read_source(settings)
