@@ -65,7 +65,8 @@ class Optim(Section):
 class Schedule(Section):
     """How the learning rate moves; `cosine` is the paper's, which moves once an epoch.
 
-    `warmup_epochs=None`: 10, at most a fifth, for batches of 1024 or more, none for smaller ones.
+    `warmup_epochs=None`: 10, at most a fifth, for batches of 1024 or more, and with `smooth-cosine` in pretrainings of
+    2,000 updates or more, too; none elsewhere.
     """
 
     kind: Literal["smooth-cosine", "cosine", "step", "constant"] = "smooth-cosine"

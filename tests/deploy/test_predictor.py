@@ -442,12 +442,12 @@ def test_a_long_thin_image_takes_little_memory(model: Predictor) -> None:
 def test_lists_and_formats_that_are_none(place: Path, tmp_path: Path) -> None:
     one = in_order(place)[0]
     words: list[str | Path] = ["predict", place / "run", "--device", "cpu"]
-    done = subprocess.run(
+    told = subprocess.run(
         [sys.executable, "-m", "selfcon", *words, "-"], input=one.read_bytes(), capture_output=True, check=False
     )
-    assert (done.returncode, done.stdout) == (64, b"")
-    assert b"names of images, one a line" in done.stderr
-    assert len(done.stderr) < 200
+    assert (told.returncode, told.stdout) == (64, b"")
+    assert b"names of images, one a line" in told.stderr
+    assert len(told.stderr) < 200
     done = call(*words, one, "--output", "x.parquet", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (64, "")
     assert ".csv, .jsonl, .json or .txt, not to x.parquet" in done.stderr

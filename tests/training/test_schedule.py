@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,22 @@ def test_a_warm_up_never_comes_from_above() -> None:
 def test_no_warm_up_for_small_batches() -> None:
     rate = plan(0.5, Schedule(kind="cosine"), epochs=100, steps_per_epoch=10, batch_size=512)
     assert rate.at(0) == pytest.approx(0.0005 + 0.4995 * (1 + math.cos(math.pi / 100)) / 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "epochs", "slow_start", "warms"),
+    [
+        ("smooth-cosine", 200, True, 10),
+        ("smooth-cosine", 40, True, 8),  # a fifth
+        ("smooth-cosine", 39, True, 0),  # too few updates to make up for it
+        ("smooth-cosine", 200, False, 0),
+        ("cosine", 200, True, 0),  # as the paper's scripts
+    ],
+)
+def test_long_pretrainings_start_slowly(kind: Any, epochs: int, slow_start: bool, warms: int) -> None:
+    rate = plan(0.1, Schedule(kind=kind), epochs=epochs, steps_per_epoch=50, batch_size=256, slow_start=slow_start)
+    assert rate.warmup_epochs == warms
+    assert (rate.at(0) < 0.02) == (warms > 0)
 
 
 def test_a_smooth_cosine_moves_at_every_step_of_a_short_training_too() -> None:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 import selfcon
+from selfcon.cli.results import show_result
 from selfcon.data.source import ArrayImages, Source
 from selfcon.data.thinning import thin
 from selfcon.errors import DataError, InputMissingError, SelfconWarning, UsageError
@@ -186,3 +187,70 @@ def test_timms_weights_when_they_are_there(tmp_path: Path, monkeypatch: pytest.M
     for misfit in ({"stem": "large", "width": 0.25}, {"image_size": 32}, {"stem": "small"}):
         with pytest.raises(UsageError, match="for the full --width and the stem of large images"):
             prepare(small.model_copy(update=misfit), torch.device("cpu"))
+
+
+def test_a_class_that_is_never_guessed_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    labels = np.array([0] * 40 + [1] * 4)
+    arrays = {
+        f"{what}_{split}": value
+        for split in ("train", "test")
+        for what, value in (("x", rng.integers(0, 255, (44, 16, 16, 3), dtype=np.uint8)), ("y", labels))
+    }
+    np.savez(tmp_path / "uneven.npz", **arrays, classes=np.array(["often", "seldom"]))
+    options: Any = {"epochs": 10, "batch_size": 22, "width": 0.125, "device": "cpu", "method": "ce"}
+    result = selfcon.train(data=str(tmp_path / "uneven.npz"), out=tmp_path / "run", **options)
+    answer = result["accuracy"]["ensemble"]
+    assert result["never_guessed"] == ["seldom"]
+    assert (answer["top1"], answer["mean_per_class"]) == (pytest.approx(100 * 40 / 44), 50.0)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "mean of classes" in page
+    assert "answer: seldom." in page
+    found = selfcon.evaluate(tmp_path / "run", device="cpu")
+    assert (found["never_guessed"], found["accuracy"]["ensemble"]["mean_per_class"]) == (["seldom"], 50.0)
+    show_result(result, tmp_path / "run", as_json=False)
+    shown = capsys.readouterr().out
+    assert "mean of classes" in shown
+    assert "never the ensemble's answer: 'seldom'" in shown
+    even = selfcon.train(data=str(write_stripes(tmp_path / "even.npz")), out=tmp_path / "even", **options)
+    assert "mean_per_class" not in even["accuracy"]["ensemble"]
+
+
+@pytest.mark.filterwarnings("ignore::selfcon.errors.SelfconWarning")
+def test_what_makes_accuracy_look_better_is_on_the_page(tmp_path: Path) -> None:
+    write_noise(tmp_path / "noise", images=12)
+    small: Any = {"data": str(tmp_path / "noise"), "width": 0.125, "epochs": 1, "batch_size": 8, "device": "cpu"}
+    selfcon.train(out=tmp_path / "first", method="ce", **small)
+    result = selfcon.train(
+        out=tmp_path / "run", method="ce", weights=str(tmp_path / "first"), val_fraction=0.3, **small
+    )
+    (note,) = result["notes"]
+    assert "learnt from some of the held-out images here" in note
+    assert "learnt from some of the held-out images here" in (tmp_path / "run" / "report.html").read_text()
+    assert "notes" not in selfcon.train(out=tmp_path / "first", method="ce", **small)
+
+
+def test_a_run_finds_its_data_from_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_noise(tmp_path / "noise", images=20)
+    small: Any = {"data": "noise", "width": 0.125, "epochs": 1, "batch_size": 8, "device": "cpu", "method": "ce"}
+    selfcon.train(out="runs/noise", **small)
+    expected = selfcon.evaluate("runs/noise", device="cpu")
+    assert open_run("runs/noise", "cpu").settings.data == "noise"
+    monkeypatch.chdir(tmp_path / "runs")  # where `noise` is the run
+    assert selfcon.evaluate("noise", device="cpu") == expected
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    selfcon.train(out="runs/noise", **small)
+    assert "has changed" not in capsys.readouterr().err
+    one = next(path for path in sorted((tmp_path / "noise").rglob("*.png")))
+    (one.parent / "another.png").write_bytes(one.read_bytes())
+    result = selfcon.train(out="runs/noise", **small)
+    assert result["already_done"]
+    said = capsys.readouterr()
+    assert "then it had 32 train, 8 test images, now 33 train, 8 test" in said.err + said.out
+    (tmp_path / "noise").rename(tmp_path / "gone")
+    with pytest.raises(InputMissingError, match=f"was trained on {tmp_path / 'noise'}, which is not there"):
+        selfcon.evaluate("runs/noise", device="cpu")

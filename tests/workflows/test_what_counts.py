@@ -15,7 +15,8 @@ import selfcon
 from selfcon.config import make_settings
 from selfcon.data.policies import Policy
 from selfcon.errors import InputMissingError, SelfconWarning, UsageError
-from selfcon.workflows.pipeline import make_probing
+from selfcon.training.trainer import Trainer
+from selfcon.workflows.pipeline import make_pretraining, make_probing
 from selfcon.workflows.task import prepare
 from tests.workflows.conftest import write_noise, write_stripes
 
@@ -108,3 +109,14 @@ def test_fine_tuning_on_its_own_folder_is_tested_on_what_it_never_saw(
         for folder in (tmp_path / "run", Path(found["out"]) / "whole")
     ]
     assert hashes[0] == hashes[1]
+
+
+def test_pretrainings_start_slowly_and_others_do_not(stripes: Path) -> None:
+    def first_rate(method: str, **more: Any) -> float:
+        given = {"data": str(stripes), "width": 0.125, "batch_size": 8, "epochs": 200, "method": method, **more}
+        stage = make_pretraining(prepare(make_settings(given), torch.device("cpu")), lambda *_: None)
+        return Trainer(stage, torch.device("cpu"), compiled=False).rate.at(0) / stage.lr
+
+    assert first_rate("selfcon") == first_rate("supcon") == pytest.approx(0.02, rel=0.01)  # 2,400 updates
+    assert first_rate("selfcon", epochs=100) == first_rate("selfcon-1stage") == first_rate("ce") == 1.0
+    assert first_rate("selfcon", schedule={"warmup_epochs": 0}) == 1.0

@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from selfcon.cli.parsing import Parser, print_json
-from selfcon.cli.results import accuracy_lines
+from selfcon.cli.results import accuracy_lines, never_lines
 
 
 def add_arguments(parser: Parser) -> None:
@@ -29,5 +29,5 @@ def run(options: argparse.Namespace) -> int:
         print_json(result)
     else:
         print(f"{result['images']:,} images of {result['data']}, {result['split']}")
-        print("\n".join(accuracy_lines(result["accuracy"])))
+        print("\n".join([*accuracy_lines(result["accuracy"]), *never_lines(result)]))
     return 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from selfcon.cli.parsing import print_json
-from selfcon.errors import printable
+from selfcon.errors import name_some, printable
 from selfcon.evaluation.answers import distinct
 from selfcon.progress import speaks
 
@@ -27,7 +27,7 @@ def show_result(result: dict[str, Any], folder: Path, *, as_json: bool) -> None:
             name: values | ({"held_out": held_out[name]["top1"]} if name in held_out else {})
             for name, values in result["accuracy"].items()
         }
-        print("\n".join(accuracy_lines(shown)))
+        print("\n".join([*accuracy_lines(shown), *never_lines(result)]))
         print(f"Report: {folder / 'report.html'}")
     else:
         print(f"The encoder is in {folder}; next: selfcon probe {folder}")
@@ -35,12 +35,24 @@ def show_result(result: dict[str, Any], folder: Path, *, as_json: bool) -> None:
 
 def accuracy_lines(accuracy: dict[str, dict[str, float]]) -> list[str]:
     """A table: a row an exit."""
-    columns = {"top1": "top 1", "top5": "top 5", "held_out": "held-out images", "train_top1": "training images"}
+    columns = {
+        "top1": "top 1",
+        "top5": "top 5",
+        "mean_per_class": "mean of classes",
+        "held_out": "held-out images",
+        "train_top1": "training images",
+    }
     shown = [key for key in columns if any(key in values for values in accuracy.values())]
     lines = ["accuracy, %".ljust(14) + "".join(f"{columns[key]:>17s}" for key in shown)]
     for name, values in distinct(accuracy).items():
         lines.append(f"  {name:12s}" + "".join(f"{values[key]:17.1f}" if key in values else " " * 17 for key in shown))
     return lines
+
+
+def never_lines(result: dict[str, Any]) -> list[str]:
+    """Classes that are never the answer."""
+    never = result.get("never_guessed", [])
+    return [f"never the ensemble's answer: {printable(name_some(never))}"] if never else []
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

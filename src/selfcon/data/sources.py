@@ -47,6 +47,11 @@ def add_source(name: str, loader: Callable[[Path], Source]) -> None:
     _ADDED[name] = loader
 
 
+def is_path(data: str) -> bool:
+    """Whether it leads to a file or a folder, and is no name of a data set."""
+    return data not in list_sources() and Path(data).exists()
+
+
 def load(
     data: str | Path,
     *,

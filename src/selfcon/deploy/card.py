@@ -45,7 +45,7 @@ def write_card(
             }
         ],
     }
-    told = {"top1": "top 1", "top5": "top 5", "train_top1": "training images"}
+    told = {"top1": "top 1", "top5": "top 5", "mean_per_class": "mean of classes", "train_top1": "training images"}
     told = {key: title for key, title in told.items() if any(key in each for each in accuracy.values())}
     rows = [
         f"| {' | '.join((_plain(leave), *(_number(each.get(key)) for key in told)))} |"

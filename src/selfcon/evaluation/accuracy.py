@@ -90,6 +90,18 @@ def mean_per_class(guesses: Tensor, labels: Tensor) -> float:
     return 100 * float((sums / torch.bincount(rows)).mean())
 
 
+def is_uneven(labels: Tensor) -> bool:
+    """Whether one class has half as many samples again as another; those that have none do not count."""
+    counts = labels.unique(return_counts=True)[1]
+    return bool(len(counts) and counts.max() > 1.5 * counts.min())
+
+
+def find_never_guessed(test: Predictions) -> list[int]:
+    """The classes that samples are of, and that the ensemble never takes one for."""
+    guessed = test.logits[ENSEMBLE].argmax(1).unique().tolist()
+    return [label for label in test.labels.unique().tolist() if label not in guessed]
+
+
 def top1_of(net: MultiExitNetwork, data: Split, *, batch_size: int = 512, size: int | None = None) -> dict[str, float]:
     """Percent right by exit and for the ensemble, as `predict(...).top(1)`, but only counted: nothing is kept."""
     names = [*net.names, ENSEMBLE]
@@ -105,7 +117,11 @@ def top1_of(net: MultiExitNetwork, data: Split, *, batch_size: int = 512, size: 
 
 
 def summarise(test: Predictions, train_top1: Mapping[str, float] | None = None) -> dict[str, dict[str, float]]:
-    """By exit: top1 and top5 (where there are 6 classes or more) of the test set, top1 of the training set."""
+    """By exit: top1 and top5 (where there are 6 classes or more) of the test set, top1 of the training set.
+
+    Where the classes are uneven, the mean of what is right of each, too.
+    """
+    uneven = is_uneven(test.labels)
     top1, top5 = test.top(1), test.top(5) if next(iter(test.logits.values())).shape[1] > 5 else {}
     train_top1 = train_top1 or {}
     table: dict[str, dict[str, float]] = {}
@@ -113,6 +129,8 @@ def summarise(test: Predictions, train_top1: Mapping[str, float] | None = None) 
         table[name] = {"top1": top1[name]}
         if name in top5:
             table[name]["top5"] = top5[name]
+        if uneven:
+            table[name]["mean_per_class"] = mean_per_class(test.logits[name].argmax(1), test.labels)
         if name in train_top1:
             table[name]["train_top1"] = train_top1[name]
     return table

@@ -73,6 +73,7 @@ class Pretraining(Stage):
         self.counts = {"anchors_left_out": self._tally.count("left_out")}
         self.epochs, self.batch_size, self.samples = settings.epochs, settings.batch_size, len(train)
         self.lr, self.optim, self.schedule = settings.learning_rate, settings.optim, settings.schedule
+        self.slow_start = method.stages == 2
         self.precision, self.ema, self.seed = settings.precision, settings.ema, settings.seed
         self._train, self._held_out = train, held_out
         self._balanced = settings.sampler == "balanced"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from selfcon.config import Schedule
 
 _WARM_BATCH, _WARM_EPOCHS = 1024, 10
+_MANY_UPDATES = 2000
 _WARM_PART = 0.02  # as 0.01 is of the paper's 0.5
 
 
@@ -49,9 +50,22 @@ class LearningRate:
         return floor + (self.base - floor) * (1 + math.cos(math.pi * done)) / 2
 
 
-def plan(base: float, settings: Schedule, *, epochs: int, steps_per_epoch: int, batch_size: int) -> LearningRate:
-    """The schedule of a stage; without a number of warm-up epochs, 10 (at most a fifth) for batches of 1024 or more."""
+def plan(
+    base: float,
+    settings: Schedule,
+    *,
+    epochs: int,
+    steps_per_epoch: int,
+    batch_size: int,
+    slow_start: bool = False,
+) -> LearningRate:
+    """The schedule of a stage; without a number of warm-up epochs, 10 (at most a fifth) for batches of 1024 or more.
+
+    With `slow_start` the smooth cosine warms up for smaller batches, too, where there are updates enough to make up
+    for it.
+    """
     warmup = settings.warmup_epochs
     if warmup is None:
-        warmup = min(_WARM_EPOCHS, epochs // 5) if batch_size >= _WARM_BATCH else 0
+        pays = slow_start and settings.kind == "smooth-cosine" and epochs * steps_per_epoch >= _MANY_UPDATES
+        warmup = min(_WARM_EPOCHS, epochs // 5) if pays or batch_size >= _WARM_BATCH else 0
     return LearningRate(base, epochs, steps_per_epoch, min(warmup, epochs), settings)

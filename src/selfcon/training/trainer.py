@@ -46,6 +46,7 @@ class Stage(ABC):
     lr: float
     optim: Optim
     schedule: Schedule
+    slow_start: bool = False  # whether a rate that is high at once keeps it from learning
     precision: str = "fp32"
     ema: float | None = None
     seed: int = 0
@@ -100,6 +101,7 @@ class Trainer:
             epochs=stage.epochs,
             steps_per_epoch=stage.steps_per_epoch,
             batch_size=stage.batch_size,
+            slow_start=stage.slow_start,
         )
         self.average = None if stage.ema is None else Average(stage.module, stage.ema)
         self.scaler = torch.amp.GradScaler(device.type, enabled=stage.precision == "fp16")

@@ -7,7 +7,7 @@ from typing import Any
 
 from selfcon.errors import UsageError
 from selfcon.evaluation import knn as neighbours
-from selfcon.evaluation.accuracy import embed, predict, summarise
+from selfcon.evaluation.accuracy import embed, find_never_guessed, predict, summarise
 from selfcon.workflows.trained import open_run
 
 
@@ -23,8 +23,10 @@ def evaluate(
     if images is None:
         raise UsageError(f"{source.name} has no split {split!r}; it has {', '.join(source.splits())}.")
     seen = run.split(split) if data is None else run.as_seen(images)
-    accuracy = summarise(predict(run.net, seen, size=run.size))
-    return {"data": source.name, "split": split, "images": len(seen), "accuracy": accuracy}
+    found = predict(run.net, seen, size=run.size)
+    result = {"data": source.name, "split": split, "images": len(seen), "accuracy": summarise(found)}
+    never = [source.classes[label] for label in find_never_guessed(found)]
+    return {**result, **({"never_guessed": never} if never else {})}
 
 
 def knn(run_folder: str | Path, *, k: int = 20, temperature: float = 0.07, device: str = "auto") -> dict[str, Any]:

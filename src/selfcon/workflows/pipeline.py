@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,11 @@ from torch import nn
 
 from selfcon.config import Settings
 from selfcon.data.policies import describe_added_policy
+from selfcon.data.sources import is_path
 from selfcon.data.streamed import Streamed
 from selfcon.described import differing
-from selfcon.errors import StoppedError, UsageError
-from selfcon.evaluation.accuracy import embed, predict, summarise, top1_of
+from selfcon.errors import SelfconError, StoppedError, UsageError
+from selfcon.evaluation.accuracy import embed, find_never_guessed, predict, summarise, top1_of
 from selfcon.losses.methods import describe_added
 from selfcon.networks.added import describe_network
 from selfcon.networks.multi_exit import MultiExitNetwork
@@ -37,7 +39,7 @@ from selfcon.training.signals import Stop, watch
 from selfcon.workflows.costs import explaining_shortage
 from selfcon.workflows.reporting import read_page
 from selfcon.workflows.settings import collect_settings
-from selfcon.workflows.task import Running, Task, check_settings, make_policy, prepare, weights_file
+from selfcon.workflows.task import Running, Task, check_settings, make_policy, prepare, read_source, weights_file
 
 Result = dict[str, Any]
 _LEARNT_NOTHING = 0.99  # of the loss of features that are all equal
@@ -135,6 +137,7 @@ def work_in(run: RunFolder, settings: Settings, running: Running, world: World, 
     world.tell(lambda: _check_same_code(run, settings))
     done = world.tell(lambda: _find_done(run, probe=probe))
     if done is not None:
+        world.tell(lambda: _tell_changed_data(run, settings))
         return {**done, "already_done": True}
     with watch() as stop, running.as_asked():
         return _run(run, settings, running, world, stop, probe=probe)
@@ -190,7 +193,9 @@ def _run(run: RunFolder, settings: Settings, running: Running, world: World, sto
         _write_model(task, net, run)
         return _write_result(task, run, spent, {})
     test = predict(net, task.test, size=task.size)
-    accuracy = {"accuracy": summarise(test, top1_of(net, task.train, size=task.size))}
+    accuracy: Result = {"accuracy": summarise(test, top1_of(net, task.train, size=task.size))}
+    if never := find_never_guessed(test):
+        accuracy["never_guessed"] = [task.classes[label] for label in never]
     if task.val is not None:
         accuracy["held_out_accuracy"] = summarise(predict(net, task.val, size=task.size))
     if write_log is not None:
@@ -257,15 +262,38 @@ def _check_same_code(run: RunFolder, settings: Settings) -> None:
 def _check_same_data(task: Task, run: RunFolder) -> None:
     """A run that is gone on with must see the data that it began with."""
     before, now = run.read_json("data.json"), {**task.fingerprints(), "streamed": isinstance(task.train, Streamed)}
-    before = None if before is None else {"streamed": now["streamed"], **before}  # which was not always noted
     if before is None:
-        run.write("data.json", json.dumps(now, indent=1) + "\n")
-    elif before != now:
+        where = {"place": str(Path(task.settings.data).resolve())} if is_path(task.settings.data) else {}
+        counts = {name: len(images) for name, images in task.source.splits().items()}
+        run.write("data.json", json.dumps({**now, **where, "images": counts}, indent=1) + "\n")
+        return
+    before = {"streamed": now["streamed"], **before}  # which was not always noted
+    before = {name: value for name, value in before.items() if name not in ("place", "images")}
+    if before != now:
         changed = ", ".join(sorted(name for name in {*before, *now} if before.get(name) != now.get(name)))
         raise UsageError(
             f"{task.settings.data} has changed since {run.path} began ({changed}): "
             f"bring it back, or start anew with --overwrite."
         )
+
+
+def _tell_changed_data(run: RunFolder, settings: Settings) -> None:
+    """Of a folder that has more or fewer images than when the run was trained, which is done."""
+    before = (run.read_json("data.json") or {}).get("images")
+    if (
+        before is None
+        or settings.bad_images != "error"
+        or not (is_path(settings.data) and Path(settings.data).is_dir())
+    ):
+        return
+    with suppress(SelfconError):
+        now = {name: len(images) for name, images in read_source(settings).splits().items()}
+        if now != before:
+            then, there = (", ".join(f"{count:,} {name}" for name, count in each.items()) for each in (before, now))
+            say(
+                f"note: {settings.data} has changed since {run.path} was trained on it: then it had {then} images, "
+                f"now {there}"
+            )
 
 
 def make_pretraining(task: Task, keep_encoder: Callable[[int, nn.Module], None]) -> Pretraining:
@@ -332,6 +360,7 @@ def _write_result(task: Task, run: RunFolder, spent: list[Trained], accuracy: di
         "epochs": settings.epochs,
         "seed": settings.seed,
         **accuracy,
+        **({"notes": list(task.notes)} if task.notes else {}),
         "seconds": sum(stage.seconds for stage in spent),
         "images_per_second": len(task.train) * settings.epochs / max(spent[0].seconds, 1e-9),
         "peak_memory_bytes": max(stage.peak_memory_bytes for stage in spent),

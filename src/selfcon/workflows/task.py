@@ -38,7 +38,7 @@ from selfcon.training.cached import cut_pieces
 from selfcon.training.distributed import ALONE, World, own_device
 from selfcon.training.logging import check_logs
 from selfcon.training.loop import memory_format
-from selfcon.workflows.leaks import warn_of_copies, warn_of_known
+from selfcon.workflows.leaks import find_copies, find_known
 from selfcon.workflows.several import several
 
 _FEW_SAMPLES = 128
@@ -123,6 +123,7 @@ class Task:
     world: World = ALONE
     weights: dict[str, Tensor] | None = None  # to begin with, unless it has begun
     weights_sha256: str | None = None
+    notes: Sequence[str] = ()  # what whoever reads the accuracy should know
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -308,8 +309,6 @@ def prepare(
     weights = None
     if settings.weights is not None and began_with is None:
         weights, began_with = read_weights(weights_file(settings), trust=trust), hash_file(weights_file(settings))
-        if world.rank == 0:
-            warn_of_known(settings, weights_file(settings))
     source = read_source(settings)
     with _advising_a_check():
         size = settings.image_size or _natural_size(source)
@@ -334,9 +333,13 @@ def prepare(
             SelfconWarning,
             stacklevel=2,
         )
+    notes = []
     if world.rank == 0:
-        warn_of_copies(train, val, test)
-    return Task(settings, method, source, train, val, test, size, device, world, weights, began_with)
+        from_run = settings.weights not in (None, "timm")
+        notes = [*(find_known(settings, weights_file(settings)) if from_run else ()), *find_copies(train, val, test)]
+    for note in notes:
+        warnings.warn(note, SelfconWarning, stacklevel=2)
+    return Task(settings, method, source, train, val, test, size, device, world, weights, began_with, notes)
 
 
 @contextmanager

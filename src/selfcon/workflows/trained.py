@@ -72,8 +72,8 @@ class TrainedRun:
         data = self.settings.data
         if data not in list_sources() and not Path(data).exists():
             raise InputMissingError(
-                f"{self.path} was trained on {data}, which is not there: bring it back, go to where that was begun, "
-                f"or take the script that added it."
+                f"{self.path} was trained on {_place(self.path) or data}, which is not there: bring it back, "
+                f"go to where that was begun, or take the script that added it."
             )
         return read_source(self.settings)
 
@@ -176,8 +176,17 @@ def open_run(run_folder: str | Path, device: str = "auto") -> TrainedRun:
     folder = Path(run_folder)
     net, facts = load_model(folder)
     settings = make_settings(read_yaml(inside(folder, "config.yaml")))
+    if (place := _place(folder)) and Path(place).exists() and place != str(Path(settings.data).resolve()):
+        settings = settings.model_copy(update={"data": place})  # this is not where it was trained
     chosen = choose_device(device)
     return TrainedRun(folder, net.to(chosen), facts, settings, chosen, folder / "model.safetensors")
+
+
+def _place(folder: Path) -> str | None:
+    """Where the data of a run lay, if they were files and this was noted."""
+    noted = RunFolder.follow(folder).read_json("data.json")
+    place = noted.get("place") if isinstance(noted, dict) else None
+    return place if isinstance(place, str) else None
 
 
 def open_encoder(what: str | Path, device: str = "auto", *, trust: bool = False) -> TrainedRun:
