@@ -192,7 +192,7 @@ def test_timms_weights_when_they_are_there(tmp_path: Path, monkeypatch: pytest.M
 def test_a_class_that_is_never_guessed_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
     labels = np.array([0] * 40 + [1] * 4)
-    arrays = {
+    arrays: dict[str, Any] = {
         f"{what}_{split}": value
         for split in ("train", "test")
         for what, value in (("x", rng.integers(0, 255, (44, 16, 16, 3), dtype=np.uint8)), ("y", labels))
