@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _SCHEDULE = {
     "kind": "how the learning rate falls",
-    "warmup_epochs": "epochs in which it rises; None: 10 (at most a fifth) for batches of 1024 or more, long pretrainings",
+    "warmup_epochs": "epochs in which it rises; None: 10 or a fifth, for batches of 1024 or more and long pretrainings",
     "warmup_from": "where it rises from",
     "floor": "what it falls to, as a part of the highest",
     "milestones": "of step: where it drops, as parts of the whole",
