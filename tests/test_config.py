@@ -84,6 +84,10 @@ def test_one_place_by_several_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert differences(before, make_settings({"data": same})) == []
     assert differences(before, make_settings({"data": "other"})) == ["data: 'birds' -> 'other'"]
     assert differences(before, make_settings({"data": "gone"})) == ["data: 'birds' -> 'gone'"]
+    assert differences(before, make_settings({"data": "birds/"}), names=["birds"]) == ["data: 'birds' -> 'birds/'"]
+    (tmp_path / "timm").mkdir()
+    timms, own = (make_settings({"weights": weights}) for weights in ("timm", "./timm"))
+    assert differences(timms, own) == ["weights: 'timm' -> './timm'"]
 
 
 @pytest.mark.parametrize("name", list_recipes())
@@ -167,6 +171,16 @@ def test_another_network_than_the_recipes(tmp_path: Path) -> None:
     ):
         settings = collect_settings(other, {})
         assert collect_settings(recipe, {"model": settings.model}) == settings
+    for network, exits in (("resnet34", "2:small"), ("convnext_atto", "2:small")):
+        foreign = collect_settings("imagenet100-resnet18-supcon", {"model": network})
+        assert (foreign.exits, foreign.lr) == (exits, 1.0)
+    (tmp_path / "own.yaml").write_text("data: cifar100\nmethod: supcon\nmodel: resnet18\nepochs: 50\n")
+    before, after = (collect_settings(str(tmp_path / "own.yaml"), more) for more in ({}, {"model": "vgg16_bn"}))
+    assert differences(before, after) == [  # what belongs to networks, and nothing of the paper's recipe
+        "exits: '2:fc' -> '3:fc'",
+        "model: 'resnet18' -> 'vgg16_bn'",
+        "probe.lr: None -> 0.1",
+    ]
     mixed = collect_settings("cifar100-resnet18-best", {"model": "vgg16_bn"})
     assert (mixed.cutmix, mixed.epochs, mixed.probe.lr) == (0.5, 360, 0.1)
     (tmp_path / "any.yaml").write_text("data: x.npz\nmodel_options: {drop_rate: 0.1}\n")  # of whichever network

@@ -6,7 +6,7 @@ What does not decide the result (device, output folder, logging) is not here.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -352,27 +352,28 @@ def write_yaml(settings: Section) -> str:
 
 
 _PLACES = ("data", "data_root", "class_list", "weights")
-_HERE = f"{os.curdir}{os.sep}"
 
 
 def _same_place(one: Any, other: Any) -> bool:
-    """Whether two paths lead to the same; the mark that tells one from a name does not matter."""
+    """Whether two paths lead to the same."""
     if not (isinstance(one, str) and isinstance(other, str)):
         return False
-    if one.removeprefix(_HERE) == other.removeprefix(_HERE):
-        return True
     try:
-        return Path(one).samefile(other)
+        return os.path.normpath(one) == os.path.normpath(other) or Path(one).samefile(other)
     except (OSError, ValueError):  # one is not there, or no path
         return False
 
 
-def differences(old: Section, new: Section) -> list[str]:
-    """The settings that differ, each as `name: old -> new`."""
+def differences(old: Section, new: Section, *, names: Sequence[str] = ()) -> list[str]:
+    """The settings that differ, each as `name: old -> new`; `names` are of data sets, and no paths."""
     before, after = flatten(old.model_dump(mode="json")), flatten(new.model_dump(mode="json"))
     return [
         f"{name}: {before.get(name)!r} -> {after.get(name)!r}"
         for name in sorted({*before, *after})
         if before.get(name) != after.get(name)
-        and not (name in _PLACES and _same_place(before.get(name), after.get(name)))
+        and not (
+            name in _PLACES
+            and not {before.get(name), after.get(name)} & {*names, "timm"}
+            and _same_place(before.get(name), after.get(name))
+        )
     ]

@@ -119,6 +119,13 @@ def test_a_temperature_that_was_learnt_is_that_of_the_loss(
     seen.clear()
     selfcon.analyze.gradients(tmp_path / "run", device="cpu")
     assert set(seen) == {0.1}
+    metrics = (tmp_path / "run" / "metrics.jsonl").read_text()
+    for wrong in ('"x"', "null", "1e999", "-1.0"):
+        (tmp_path / "run" / "metrics.jsonl").write_text(
+            metrics.replace(f'"temperature": {learnt}', f'"temperature": {wrong}')
+        )
+        with pytest.raises(DataError, match="does not tell the temperature"):
+            selfcon.analyze.gradcam(tmp_path / "run", images=2, device="cpu")
 
 
 def test_generalization(runs: Path, tmp_path: Path) -> None:

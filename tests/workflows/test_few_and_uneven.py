@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 import selfcon
@@ -241,16 +244,62 @@ def test_a_run_finds_its_data_from_elsewhere(
     assert open_run("runs/noise", "cpu").settings.data == "noise"
     monkeypatch.chdir(tmp_path / "runs")  # where `noise` is the run
     assert selfcon.evaluate("noise", device="cpu") == expected
+    given = {**small, "data": str(tmp_path / "noise"), "weights": "noise", "val_fraction": 0.3}
+    given.pop("device")
+    with pytest.warns(SelfconWarning, match="learnt from some of the held-out"):  # by another path
+        prepare(collect_settings(None, given), torch.device("cpu"))
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
     selfcon.train(out="runs/noise", **small)
     assert "has changed" not in capsys.readouterr().err
-    one = next(path for path in sorted((tmp_path / "noise").rglob("*.png")))
-    (one.parent / "another.png").write_bytes(one.read_bytes())
+    rng = np.random.default_rng(1)
+    more = [Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)) for _ in range(5)]
+    more[0].save(tmp_path / "noise" / "one" / "another.png")
     result = selfcon.train(out="runs/noise", **small)
     assert result["already_done"]
     said = capsys.readouterr()
     assert "then it had 32 train, 8 test images, now 33 train, 8 test" in said.err + said.out
+    with pytest.raises(UsageError, match="would be split otherwise: images that it learnt from would be tested on"):
+        selfcon.evaluate("runs/noise", data="noise", device="cpu")
+    for number, image in enumerate(more[1:]):
+        image.save(tmp_path / "noise" / "one" / f"more-{number}.png")
+    again = {key: value for key, value in small.items() if key != "device"}
+    with pytest.warns(SelfconWarning, match=r"runs/noise learnt from some of the test images here: .* than it is.$"):
+        prepare(collect_settings(None, {**again, "weights": "runs/noise"}), torch.device("cpu"))
     (tmp_path / "noise").rename(tmp_path / "gone")
     with pytest.raises(InputMissingError, match=f"was trained on {tmp_path / 'noise'}, which is not there"):
         selfcon.evaluate("runs/noise", device="cpu")
+
+
+def test_data_that_are_here_come_before_what_was_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_noise(tmp_path / "noise", images=20)
+    small: Any = {"data": "noise", "width": 0.125, "epochs": 1, "batch_size": 8, "device": "cpu"}
+    selfcon.pretrain(out="runs/first", **small)
+    shutil.copytree(tmp_path, tmp_path.parent / f"{tmp_path.name}-copy")
+    (tmp_path / "noise" / "one" / "1.png").rename(tmp_path / "1.png")
+    monkeypatch.chdir(tmp_path.parent / f"{tmp_path.name}-copy")
+    short: Any = {"probe.epochs": 1, "device": "cpu"}
+    result = selfcon.probe("runs/first", out="runs/probed", **short)
+    assert selfcon.evaluate("runs/probed", device="cpu")["images"] == 8
+    (tmp_path / "1.png").rename(tmp_path / "noise" / "one" / "1.png")
+    monkeypatch.chdir("runs")  # from where there is no `noise` to be seen
+    assert selfcon.probe("first", out="again", **short)["accuracy"] == result["accuracy"]
+
+
+@pytest.mark.parametrize("noted", [{"place": "x" * 5000}, {"place": "\0"}, {"place": 3, "images": [1]}, [1], "no JSON"])
+def test_what_a_stranger_noted_of_data_breaks_nothing(
+    noted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = write_stripes(tmp_path / "stripes.npz")
+    small: Any = {"data": str(data), "width": 0.125, "epochs": 1, "batch_size": 8, "device": "cpu", "method": "ce"}
+    selfcon.train(out="run", **small)
+    Path("run", "data.json").write_text(noted if isinstance(noted, str) else json.dumps(noted))
+    assert selfcon.train(out="run", **small)["already_done"]
+    assert open_run("run", "cpu").settings.data == str(data)
+    data.rename(tmp_path / "elsewhere.npz")
+    with pytest.raises(InputMissingError, match="which is not there"):
+        selfcon.evaluate("run", device="cpu")
+    found = selfcon.evaluate("run", data="elsewhere.npz", device="cpu")
+    assert found["images"] == 36

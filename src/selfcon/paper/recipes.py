@@ -129,16 +129,18 @@ def exchange_network(settings: Mapping[str, Any], network: str) -> dict[str, Any
     if own == network:
         return dict(settings)
     book, data, method = _book(), str(settings.get("data")), str(settings.get("method"))
-    if data in book["data"] and method in book["methods"]:
+    parts = [flatten(book["networks"].get(name, {})) for name in (own, network)]
+    if data in book["data"] and method in book["methods"]:  # with what the paper changes for it there
         before, after = (_lay(data, name, method) for name in (own, network))
     else:
-        before, after = (flatten(book["networks"].get(name, {})) for name in (own, network))
-    changed = {
+        before, after = parts
+    kept = {
         name: value
         for name, value in settings.items()
         if not name.startswith("model_options.") and not (name in before and before[name] == value)
     }
-    return {**after, **changed}
+    exchanged = {name: after[name] for name in settings if name not in kept and name in after}
+    return {**parts[1], **exchanged, **kept}
 
 
 def exchange_rate(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

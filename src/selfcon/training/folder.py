@@ -21,6 +21,7 @@ import torch
 
 import selfcon
 from selfcon.config import Section, Settings, differences, make_settings, read_like, read_yaml, write_yaml
+from selfcon.data.sources import list_sources
 from selfcon.errors import DataError, InputMissingError, StorageError, UnsafeError, UsageError
 from selfcon.training.files import as_bytes, inside, is_leftover, refuse_link, write_whole
 
@@ -154,7 +155,7 @@ class RunFolder:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl so far."""
-        path = self.path / "metrics.jsonl"
+        path = inside(self.path, "metrics.jsonl")
         try:
             lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
             return [dict(json.loads(line)) for line in lines]
@@ -274,7 +275,7 @@ def _never_began(path: Path) -> bool:
 
 def _check_same_run(path: Path, settings: Section) -> None:
     asked = path / "config.yaml"
-    if asked.exists() and (changed := differences(read_like(asked, settings), settings)):
+    if asked.exists() and (changed := differences(read_like(asked, settings), settings, names=list_sources())):
         weights = path / "model.safetensors"
         learnt = f" (where --init {weights} begins with what it learnt)" if weights.exists() else ""
         raise UsageError(

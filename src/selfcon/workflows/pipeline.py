@@ -37,6 +37,7 @@ from selfcon.training.pretraining import Pretraining
 from selfcon.training.probing import Probing
 from selfcon.training.signals import Stop, watch
 from selfcon.workflows.costs import explaining_shortage
+from selfcon.workflows.places import noted_counts
 from selfcon.workflows.reporting import read_page
 from selfcon.workflows.settings import collect_settings
 from selfcon.workflows.task import Running, Task, check_settings, make_policy, prepare, read_source, weights_file
@@ -279,14 +280,12 @@ def _check_same_data(task: Task, run: RunFolder) -> None:
 
 def _tell_changed_data(run: RunFolder, settings: Settings) -> None:
     """Of a folder that has more or fewer images than when the run was trained, which is done."""
-    before = (run.read_json("data.json") or {}).get("images")
-    if (
-        before is None
-        or settings.bad_images != "error"
-        or not (is_path(settings.data) and Path(settings.data).is_dir())
-    ):
+    before = noted_counts(run.path)
+    if not before or settings.bad_images != "error":
         return
-    with suppress(SelfconError):
+    with suppress(SelfconError, OSError):
+        if not (is_path(settings.data) and Path(settings.data).is_dir()):
+            return
         now = {name: len(images) for name, images in read_source(settings).splits().items()}
         if now != before:
             then, there = (", ".join(f"{count:,} {name}" for name, count in each.items()) for each in (before, now))

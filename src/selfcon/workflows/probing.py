@@ -18,6 +18,7 @@ from selfcon.training.distributed import join
 from selfcon.training.folder import RunFolder, read_settings
 from selfcon.workflows.costs import explaining_shortage
 from selfcon.workflows.pipeline import Result, work_in
+from selfcon.workflows.places import with_data
 from selfcon.workflows.task import Running, check_settings
 
 
@@ -68,7 +69,7 @@ def _reopen_pretrained(run_folder: str | Path, opened: list[RunFolder]) -> Setti
         run.close()
         raise
     opened.append(run)
-    return settings
+    return with_data(run_folder, settings)
 
 
 def _take_over(
@@ -77,7 +78,7 @@ def _take_over(
     """A folder with what a run knew when its encoder was trained. That run is only read."""
     if Path(out).resolve() == Path(run_folder).resolve():
         raise UsageError(f"{out} is the run itself: another probe needs another folder.")
-    before, settings = RunFolder.follow(run_folder), read_settings(run_folder)
+    before, settings = RunFolder.follow(run_folder), with_data(run_folder, read_settings(run_folder))
     _check_pretrained(before, settings)
     found = checkpoints.read_newest(before.checkpoints / "pretrain")
     if found is None or found[1].facts["epoch"] < settings.epochs:

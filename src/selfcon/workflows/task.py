@@ -333,10 +333,11 @@ def prepare(
             SelfconWarning,
             stacklevel=2,
         )
-    notes = []
+    notes: list[str] = []
     if world.rank == 0:
-        from_run = settings.weights not in (None, "timm")
-        notes = [*(find_known(settings, weights_file(settings)) if from_run else ()), *find_copies(train, val, test)]
+        if settings.weights not in (None, "timm"):
+            notes = find_known(settings, weights_file(settings), source)
+        notes += find_copies(train, val, test)
     for note in notes:
         warnings.warn(note, SelfconWarning, stacklevel=2)
     return Task(settings, method, source, train, val, test, size, device, world, weights, began_with, notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,6 +28,7 @@ from selfcon.progress import say
 from selfcon.training.artifact import build_model, load_model, remember_images
 from selfcon.training.files import inside
 from selfcon.training.folder import RunFolder
+from selfcon.workflows.places import noted_place, same_place, with_data
 from selfcon.workflows.task import choose_device, read_source
 
 _TIMM = "timm:"
@@ -63,8 +65,12 @@ class TrainedRun:
     @property
     def temperature(self) -> float:
         """That of its loss: the one given, or what it was learnt to be in the end."""
+        if not self.settings.loss.learn_temperature:
+            return self.settings.loss.temperature
         learnt = [line["temperature"] for line in RunFolder.follow(self.path).read_metrics() if "temperature" in line]
-        return float(learnt[-1]) if learnt else self.settings.loss.temperature
+        if not learnt or not isinstance(learnt[-1], float) or not 0 < learnt[-1] < math.inf:
+            raise DataError(f"{self.path / 'metrics.jsonl'} does not tell the temperature that was learnt.")
+        return learnt[-1]
 
     @cached_property
     def source(self) -> Source:
@@ -72,25 +78,31 @@ class TrainedRun:
         data = self.settings.data
         if data not in list_sources() and not Path(data).exists():
             raise InputMissingError(
-                f"{self.path} was trained on {_place(self.path) or data}, which is not there: bring it back, "
+                f"{self.path} was trained on {noted_place(self.path) or data}, which is not there: bring it back, "
                 f"go to where that was begun, or take the script that added it."
             )
         return read_source(self.settings)
 
     def is_own(self, data: str) -> bool:
         """Whether these are the data that it was trained on."""
-        own = self.settings.data
-        return data == own or (Path(own).exists() and Path(data).resolve() == Path(own).resolve())
+        return same_place(data, self.settings.data)
 
     def other_source(self, data: str, *, root: str | None = None) -> Source:
         """Other data; named ones lie below `root`, which is that of its own unless it is given.
 
         Where they are its own after all, what it was trained on must not become what it is tested on: they are read
-        as they were. Training images that are found among images to test with are told.
+        as they were, and a folder that would be split otherwise by now is refused. Training images that are found among
+        images to test with are told.
         """
         root = root or self.settings.data_root
         if self.is_own(data):
-            return read_source(self.settings.model_copy(update={"data_root": root}))
+            own = read_source(self.settings.model_copy(update={"data_root": root}))
+            if is_to_be_split(Path(data)) and not self._tests_on(own.test):
+                raise UsageError(
+                    f"{data} has changed since {self.path} was trained on it, and would be split otherwise: "
+                    f"images that it learnt from would be tested on."
+                )
+            return own
         found = load(data, root=root)
         self._tell_known(found.test, f"test images of {found.name}")
         return found
@@ -113,9 +125,12 @@ class TrainedRun:
     def _is_moved(self, folder: Path) -> bool:
         """Whether a folder of classes is its own by another path: split as it was, the test images are the same."""
         with suppress(SelfconError):  # what cannot be split was not
-            test = load(folder).test
-            return bool(self.as_seen(test).fingerprint() == self.facts.get("data_sha256", {}).get("test"))
+            return self._tests_on(load(folder).test)
         return False
+
+    def _tests_on(self, images: Images) -> bool:
+        """Whether these are the images that it was tested on."""
+        return bool(self.as_seen(images).fingerprint() == self.facts.get("data_sha256", {}).get("test"))
 
     def _tell_known(self, images: Images, name: str) -> None:
         if not isinstance(images, FileImages) or not Path(self.settings.data).is_dir():
@@ -176,17 +191,8 @@ def open_run(run_folder: str | Path, device: str = "auto") -> TrainedRun:
     folder = Path(run_folder)
     net, facts = load_model(folder)
     settings = make_settings(read_yaml(inside(folder, "config.yaml")))
-    if (place := _place(folder)) and Path(place).exists() and place != str(Path(settings.data).resolve()):
-        settings = settings.model_copy(update={"data": place})  # this is not where it was trained
     chosen = choose_device(device)
-    return TrainedRun(folder, net.to(chosen), facts, settings, chosen, folder / "model.safetensors")
-
-
-def _place(folder: Path) -> str | None:
-    """Where the data of a run lay, if they were files and this was noted."""
-    noted = RunFolder.follow(folder).read_json("data.json")
-    place = noted.get("place") if isinstance(noted, dict) else None
-    return place if isinstance(place, str) else None
+    return TrainedRun(folder, net.to(chosen), facts, with_data(folder, settings), chosen, folder / "model.safetensors")
 
 
 def open_encoder(what: str | Path, device: str = "auto", *, trust: bool = False) -> TrainedRun:
