@@ -244,6 +244,10 @@ def test_a_run_finds_its_data_from_elsewhere(
     assert open_run("runs/noise", "cpu").settings.data == "noise"
     monkeypatch.chdir(tmp_path / "runs")  # where `noise` is the run
     assert selfcon.evaluate("noise", device="cpu") == expected
+    larger = selfcon.transfer.classify(
+        "noise", data=str(tmp_path / "noise"), modes=["knn"], image_size=24, device="cpu"
+    )
+    assert larger["images"] == {"train": 32, "test": 8}
     given = {**small, "data": str(tmp_path / "noise"), "weights": "noise", "val_fraction": 0.3}
     given.pop("device")
     with pytest.warns(SelfconWarning, match="learnt from some of the held-out"):  # by another path

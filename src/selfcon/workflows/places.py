@@ -51,8 +51,10 @@ def with_data(folder: str | Path, settings: Settings) -> Settings:
 
 
 def same_place(one: str, other: str) -> bool:
-    """Whether two names of data are the same, or lead to the same."""
+    """Whether two words for data mean the same: the same name, or paths to one place."""
+    if one == other or one in list_sources() or other in list_sources():
+        return one == other
     try:
-        return one == other or Path(one).resolve() == Path(other).resolve()
+        return Path(one).resolve() == Path(other).resolve()
     except (OSError, ValueError):
         return False

@@ -129,8 +129,9 @@ class TrainedRun:
         return False
 
     def _tests_on(self, images: Images) -> bool:
-        """Whether these are the images that it was tested on."""
-        return bool(self.as_seen(images).fingerprint() == self.facts.get("data_sha256", {}).get("test"))
+        """Whether these are the images that it was tested on, at the size that they had."""
+        then = replace(self, facts={**self.facts, "image_size": self.facts["network"]["image_size"]})
+        return bool(then.as_seen(images).fingerprint() == self.facts.get("data_sha256", {}).get("test"))
 
     def _tell_known(self, images: Images, name: str) -> None:
         if not isinstance(images, FileImages) or not Path(self.settings.data).is_dir():
