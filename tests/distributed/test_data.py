@@ -113,4 +113,6 @@ def test_tar_files_and_spread_images_train_as_one_file_does(tmp_path: Path) -> N
     assert [line["loss"] for line in two] == pytest.approx([line["loss"] for line in one], rel=1e-5)
     assert [line.get("knn") for line in two] == pytest.approx([line.get("knn") for line in one], abs=6)
     facts = [json.loads((tmp_path / out / "data.json").read_text()) for out in ("one", "two")]
+    places = [Path(each.pop("place")).name for each in facts]
+    assert places == ["stripes.npz", "tars"]
     assert facts[0] == facts[1]
