@@ -29,8 +29,9 @@ from selfcon.deploy.predictor import Predictor
 from selfcon.errors import BadImageError, DataError, UsageError
 from selfcon.evaluation.accuracy import Predictions, predict
 from selfcon.evaluation.early_exit import Rule, follow, name_answers, running_answers
-from selfcon.workflows.calibrating import _Calibration
+from selfcon.workflows.held_out import HeldOut
 from selfcon.workflows.inference import find_images
+from selfcon.workflows.silence import fit_silence
 from selfcon.workflows.trained import open_run
 from tests.cli.calling import call
 from tests.workflows.conftest import write_stripes
@@ -406,7 +407,7 @@ def test_strangers_of_any_folder(place: Path, tmp_path: Path) -> None:
 def test_images_from_outside_that_are_not_there_are_told_before_any_work(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("selfcon.workflows.calibrating.predict", lambda *args, **options: pytest.fail("work was done"))
+    monkeypatch.setattr("selfcon.workflows.held_out.predict", lambda *args, **options: pytest.fail("work was done"))
     with pytest.raises(UsageError, match="no-such-folder"):
         selfcon.calibrate(place / "run", outside="no-such-folder", device="cpu")
 
@@ -500,13 +501,13 @@ def test_a_threshold_that_nobody_was_told_by_is_still_one(
     run: Any = SimpleNamespace(net=SimpleNamespace(names=["backbone", "exit1"]))
     none: Any = None
     both = predictions(sure, wrong=silent), predictions(0, wrong=silent)
-    found = _Calibration(run, none, none, "", "", *both, dict.fromkeys(("exit1", "backbone", "ensemble"), 1.0))
+    found = HeldOut(run, none, none, "", "", *both, dict.fromkeys(("exit1", "backbone", "ensemble"), 1.0))
     early = {"criterion": "confidence", "thresholds": (0.9,), "curve": [{"thresholds": (0.9,)}]}
     told: dict[str, Any] = {}
     strange = {
         part: dict.fromkeys(("exit1", "backbone"), torch.zeros(200, dtype=torch.bool)) for part in ("held", "told")
     }
-    found.fit_silence(told, 5.0, early, strange)
+    fit_silence(found, told, 5.0, early, strange)
     assert told["silence"]["answers"]["early, exit1"]["answered"] == 0
     assert ("no threshold keeps wrong answers" in capsys.readouterr().err) == silent
 
