@@ -354,13 +354,13 @@ def write_yaml(settings: Section) -> str:
 _PLACES = ("data", "data_root", "class_list", "weights")
 
 
-def _same_place(one: Any, other: Any) -> bool:
-    """Whether two paths lead to the same."""
-    if not (isinstance(one, str) and isinstance(other, str)):
-        return False
+def same_path(one: str | None, other: str | None, names: Sequence[str] = ()) -> bool:
+    """Whether two paths lead to the same place; `names` are no paths."""
+    if one is None or other is None or {one, other} & {*names}:
+        return one == other
     try:
-        return os.path.normpath(one) == os.path.normpath(other) or Path(one).samefile(other)
-    except (OSError, ValueError):  # one is not there, or no path
+        return Path(one).resolve() == Path(other).resolve()
+    except (OSError, ValueError):  # no path
         return False
 
 
@@ -371,9 +371,5 @@ def differences(old: Section, new: Section, *, names: Sequence[str] = ()) -> lis
         f"{name}: {before.get(name)!r} -> {after.get(name)!r}"
         for name in sorted({*before, *after})
         if before.get(name) != after.get(name)
-        and not (
-            name in _PLACES
-            and not {before.get(name), after.get(name)} & {*names, "timm"}
-            and _same_place(before.get(name), after.get(name))
-        )
+        and not (name in _PLACES and same_path(before.get(name), after.get(name), [*names, "timm"]))
     ]

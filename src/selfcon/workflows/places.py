@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from selfcon.config import Settings
+from selfcon.config import Settings, same_path
 from selfcon.data.sources import list_sources
 from selfcon.errors import SelfconError
 from selfcon.training.folder import RunFolder
@@ -52,9 +52,4 @@ def with_data(folder: str | Path, settings: Settings) -> Settings:
 
 def same_place(one: str, other: str) -> bool:
     """Whether two words for data mean the same: the same name, or paths to one place."""
-    if one == other or one in list_sources() or other in list_sources():
-        return one == other
-    try:
-        return Path(one).resolve() == Path(other).resolve()
-    except (OSError, ValueError):
-        return False
+    return same_path(one, other, list_sources())
