@@ -1,30 +1,36 @@
-# Everything runs in .venv, which is made once and again only when the lock file or pyproject.toml changes.
+# Everything runs in .venv. It is created once, and updated when the lock file or pyproject.toml changes.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+INTEGRATIONS := .venv/.ready-integrations
 WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
+COMPILE_LOCK = $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header --python-version 3.11
 
-.PHONY: setup demo test test-all lint format bench results site screenshots dist lock audit mutants clean
+.PHONY: setup demo quick test test-slow lint format bench results site screenshots dist lock audit mutants clean
 
 setup: $(READY)
 
 $(READY): requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "selfcon needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=python3.12 ...")'
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-	@touch $@
+	@$(PYTHON) scripts/setup_env.py
+
+$(INTEGRATIONS): $(READY) requirements-integrations.lock
+	@$(PYTHON) scripts/setup_env.py --lock requirements-integrations.lock --ready $(@F)
 
 demo: $(READY)
 	$(BIN)/selfcon fit --out runs/demo
-	@echo 'Try next: selfcon data check YOUR-FOLDER, then selfcon fit --data YOUR-FOLDER --image-size 64'
-	@echo '(selfcon is in $(BIN); selfcon fit --help tells more)'
+	@echo 'Next: open runs/demo/report.html in a browser, or train on your own photos:'
+	@echo '  $(BIN)/selfcon data check PHOTOS'
+	@echo '  $(BIN)/selfcon fit --data PHOTOS --image-size 64'
+
+quick: $(READY)
+	$(PYTEST) -m "not slow and not medium"
 
 test: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+	$(PYTEST) -m "not slow"
 
-test-all: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS)
+test-slow: $(READY) $(INTEGRATIONS)
+	$(PYTEST) -m slow
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -55,10 +61,12 @@ bench: $(READY)
 	@for script in benchmarks/augmentation.py benchmarks/dense_loss.py; do $(BIN)/python $$script || exit 1; done
 
 lock: $(READY)
-	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header --all-extras \
-		--python-version 3.11 pyproject.toml --output-file requirements.lock
+	$(COMPILE_LOCK) --extra log --extra export --extra serve --extra transfer --group dev \
+		pyproject.toml --output-file requirements.lock
+	$(COMPILE_LOCK) --group pyproject.toml:integrations --constraint requirements.lock \
+		--output-file requirements-integrations.lock
 
-audit: $(READY)
+audit: $(READY) $(INTEGRATIONS)
 	$(BIN)/pip-audit --disable-pip --requirement requirements.lock
 
 mutants: $(READY)
