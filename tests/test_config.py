@@ -90,6 +90,7 @@ def test_one_place_by_several_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert differences(timms, own) == ["weights: 'timm' -> './timm'"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", list_recipes())
 def test_every_recipe_is_sound(name: str) -> None:
     recipe = load_recipe(name)

@@ -42,6 +42,7 @@ def test_each_takes_less_than_thirty_lines() -> None:
         assert len([line for line in block.splitlines() if line.strip()]) < 30
 
 
+@pytest.mark.slow
 def test_a_method_and_an_analysis_of_it(tmp_path: Path) -> None:
     (tmp_path / "method.py").write_text(METHOD)
     (tmp_path / "analysis.py").write_text(ANALYSIS)
@@ -49,6 +50,7 @@ def test_a_method_and_an_analysis_of_it(tmp_path: Path) -> None:
     assert "% agree" in run(tmp_path, "analysis.py")
 
 
+@pytest.mark.slow
 def test_a_loss_is_what_its_run_began_with(tmp_path: Path) -> None:
     script = tmp_path / "loss.py"
     script.write_text(LOSS)
@@ -60,6 +62,7 @@ def test_a_loss_is_what_its_run_began_with(tmp_path: Path) -> None:
     assert "The method triplet is not the one that runs/triplet began with (code, margin)" in done.stderr
 
 
+@pytest.mark.slow
 def test_proxies_are_learnt_and_known_again(tmp_path: Path) -> None:
     script = tmp_path / "proxies.py"
     script.write_text(PROXIES)
@@ -71,6 +74,7 @@ def test_proxies_are_learnt_and_known_again(tmp_path: Path) -> None:
     assert "began with (proxies; what a script draws is the same again after torch.manual_seed(0))" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_augmentation_is_what_its_run_began_with(tmp_path: Path) -> None:
     script = tmp_path / "augmentation.py"
     script.write_text(AUGMENTATION)
@@ -85,6 +89,7 @@ def test_an_augmentation_is_what_its_run_began_with(tmp_path: Path) -> None:
     assert "The policy erasing of runs/erasing was added by a script" in alone.stderr
 
 
+@pytest.mark.slow
 def test_a_network_and_a_data_set_with_all_verbs(tmp_path: Path) -> None:
     shown = DATA.split("if __name__")[0]
     (tmp_path / "mine.py").write_text(NETWORK + "\n\n" + shown + "\n\n" + LAST)
@@ -138,6 +143,7 @@ def small(words: list[str]) -> list[str]:
     return [*words, "--device", "cpu"] if words[0] in ("calibrate", "predict") else words
 
 
+@pytest.mark.slow
 def test_the_commands_for_own_images_run(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for place in ("birds/train/owl", "birds/train/wren", "birds/test/owl", "birds/test/wren", "holiday"):
@@ -155,6 +161,7 @@ def test_the_commands_for_own_images_run(tmp_path: Path) -> None:
     assert (tmp_path / "compare.html").is_file()
 
 
+@pytest.mark.slow
 def test_the_commands_for_comparing_run(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, (80, 32, 32, 3), dtype=np.uint8), np.arange(80) % 4

@@ -19,6 +19,7 @@ def found() -> dict[str, dict[str, object]]:
     return experiment(1000)
 
 
+@pytest.mark.medium
 def test_every_bound_holds_in_every_world(found: dict[str, dict[str, object]]) -> None:
     for each in found["bounds"].values():
         assert each["holds"] == each["of"] == 1000  # type: ignore[index]

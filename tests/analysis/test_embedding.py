@@ -35,10 +35,9 @@ def test_collapsed_classes_are_perfectly_separated() -> None:
     assert found["class_separation"] == pytest.approx(1.0)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("by", ["tsne", pytest.param("umap", marks=pytest.mark.slow)])
 def test_maps_keep_far_groups_apart(by: str) -> None:
-    if by == "umap":
-        pytest.importorskip("umap")
     torch.manual_seed(0)
     features = torch.cat([torch.randn(40, 8) * 0.1 + 3 * torch.eye(8)[group] for group in range(2)])
     threads = torch.get_num_threads()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 
@@ -24,8 +26,9 @@ def net() -> selfcon.MultiExitNetwork:
     ).eval()
 
 
+@pytest.mark.slow  # needs captum
 def test_it_is_captums_where_captum_knows_it(net: selfcon.MultiExitNetwork) -> None:
-    captum = pytest.importorskip("captum.attr")
+    captum = importlib.import_module("captum.attr")
     images = torch.randn(3, 3, 32, 32)
     layer = net.encoder.layer2
     theirs = captum.LayerGradCam(lambda x: net(x).logits["backbone"], layer).attribute(

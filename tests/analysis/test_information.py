@@ -24,6 +24,7 @@ def correlated(nats: float, dimensions: int, samples: int) -> tuple[torch.Tensor
 _NATS = [0.5, 2.0, pytest.param(1.0, marks=pytest.mark.slow)]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("dimensions", [16, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("nats", _NATS)
 @pytest.mark.parametrize("estimator", ["mine", "nwj"])
@@ -35,6 +36,7 @@ def test_correlated_gaussians(estimator: str, nats: float, dimensions: int) -> N
     assert found.resolved
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("dimensions", [16, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("nats", _NATS)
 def test_correlated_gaussians_by_infonce(nats: float, dimensions: int) -> None:
@@ -44,6 +46,7 @@ def test_correlated_gaussians_by_infonce(nats: float, dimensions: int) -> None:
     assert found.nats < found.ceiling == math.log(32)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("estimator", ["infonce", "mine", "nwj"])
 def test_independent_variables_have_none(estimator: str) -> None:
     a, b = correlated(0.0, 16, 4000)
@@ -51,6 +54,7 @@ def test_independent_variables_have_none(estimator: str) -> None:
     assert all(value <= 0.05 for value in found.values)
 
 
+@pytest.mark.medium
 def test_more_than_a_batch_can_show_is_told() -> None:
     a, _ = correlated(0.0, 4, 2000)
     with pytest.warns(SelfconWarning, match="can show no more than 2.77, the log of its batch of 16"):
@@ -60,6 +64,7 @@ def test_more_than_a_batch_can_show_is_told() -> None:
         estimate(a, a, "mine", seeds=1, steps=300)
 
 
+@pytest.mark.slow
 def test_maps_labels_and_vectors() -> None:
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 3, (900,), generator=generator)
@@ -74,6 +79,7 @@ def test_maps_labels_and_vectors() -> None:
     assert float(estimate(labels.numpy(), maps.numpy(), "nwj", seeds=1, steps=100)) == pytest.approx(of_label.nats)
 
 
+@pytest.mark.medium
 def test_seeds_give_a_spread_and_the_same_seeds_the_same_value() -> None:
     a, b = correlated(1.0, 2, 1000)
     first, second = (estimate(a, b, "nwj", seeds=3, steps=100) for _ in range(2))

@@ -82,6 +82,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
 
+@pytest.mark.slow
 def test_twice_the_same_and_stopped_in_between(place: Path) -> None:
     for name, do in (("a", run), ("b", call)):
         done = do(*COMMAND, "--out", name, "--json", cwd=place)

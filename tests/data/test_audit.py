@@ -112,6 +112,7 @@ def test_real_folders(real_data: Path, name: str, tmp_path: Path) -> None:
     assert selfcon.data.draw_contact_sheet(source, tmp_path / "sheet.png").stat().st_size > 10_000
 
 
+@pytest.mark.medium
 def test_arrays_and_known_duplicates(cifar100: dict[str, Any], tmp_path: Path) -> None:
     cifar100 = {**cifar100, "x_test": np.concatenate([cifar100["x_test"][:-1], cifar100["x_train"][:1]])}
     np.savez(tmp_path / "x.npz", **cifar100)

@@ -35,12 +35,14 @@ def compare(pixels: Any, name: str, view: int, size: int = 32) -> None:
         assert difference.max() < 2e-3
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("view", [0, 1])
 @pytest.mark.parametrize("name", POLICIES)
 def test_equals_the_reference_on_photographs(patches: Any, name: str, view: int) -> None:
     compare(patches, name, view)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("view", [0, 1])
 @pytest.mark.parametrize("name", POLICIES)
 def test_equals_the_reference_on_cifar(cifar100: dict[str, Any], name: str, view: int) -> None:

@@ -181,6 +181,7 @@ GIANTS = {
 }  # fmt: skip
 
 
+@pytest.mark.medium
 def test_giants_of_every_format_are_refused_from_their_headers(tmp_path: Path) -> None:
     for name, data in GIANTS.items():
         (tmp_path / name).write_bytes(data)
@@ -198,6 +199,7 @@ def test_giants_of_every_format_are_refused_from_their_headers(tmp_path: Path) -
         assert int(grown) < 200_000  # KiB
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("width", "height"), [(20_000, 20_000), (12_000, 9_000)])
 def test_a_giant_is_refused_from_its_header(tmp_path: Path, width: int, height: int) -> None:
     """A whole and valid picture; in a process of its own, whose memory is measured."""

@@ -48,6 +48,7 @@ def test_images_of_different_sizes(folder: Path, tmp_path: Path) -> None:
     same(packed.train.take(some), source.train.take(some))
 
 
+@pytest.mark.medium
 def test_npz_folder_and_packed_file_are_the_same_data(cifar100: dict[str, Any], tmp_path: Path) -> None:
     np.savez(tmp_path / "cifar.npz", **cifar100)
     for split in ("train", "test"):

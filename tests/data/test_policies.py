@@ -31,6 +31,7 @@ def agree(ours: Tensor, theirs: Tensor) -> None:
     assert abs(float(ours.var() - theirs.var())) < 5 * error + 1e-9
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (40, 90)])
 def test_crops(height: int, width: int) -> None:
     ours = draw(POLICIES["standard"], torch.arange(COUNT), height=height, width=width, seed=1, epoch=0)

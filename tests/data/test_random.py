@@ -51,6 +51,7 @@ assert torch.equal(out & 0xFFFFFFFF, ours), (out[0], ours[0])
 """
 
 
+@pytest.mark.medium
 def test_words_are_those_of_triton() -> None:
     pytest.importorskip("triton", reason="Triton is made for Linux only")
     # Triton's interpreter runs its language without a GPU.
@@ -85,6 +86,7 @@ def test_uniform_and_integer() -> None:
     assert int(to_integer(torch.tensor([0xFFFFFFFF]), 7)) == 6
 
 
+@pytest.mark.medium
 def test_order_of_samples() -> None:
     first, again = permute(1000, seed=0, epoch=0), permute(1000, seed=0, epoch=0)
     assert torch.equal(first, again)

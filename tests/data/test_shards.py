@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import resource
@@ -39,6 +40,7 @@ def png(value: int = 0, side: int = 4) -> bytes:
     return written.getvalue()
 
 
+@pytest.mark.medium
 def test_a_round_trip_changes_nothing(digits: tuple[Source, Path]) -> None:
     source, folder = digits
     assert len(list(folder.glob("train-*.tar"))) == 5
@@ -55,9 +57,10 @@ def test_a_round_trip_changes_nothing(digits: tuple[Source, Path]) -> None:
     assert all((twice / path.name).read_bytes() == path.read_bytes() for path in folder.iterdir())
 
 
+@pytest.mark.slow  # needs webdataset
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it leaves files open
 def test_webdataset_reads_what_we_write(digits: tuple[Source, Path]) -> None:
-    webdataset = pytest.importorskip("webdataset")
+    webdataset = importlib.import_module("webdataset")
     source, folder = digits
     urls = [str(path) for path in sorted(folder.glob("train-*.tar"))]
     seen, labels = set(), []
@@ -72,8 +75,9 @@ def test_webdataset_reads_what_we_write(digits: tuple[Source, Path]) -> None:
     assert len(set(labels[:100])) == 10  # mixed, though the source is sorted
 
 
+@pytest.mark.slow  # needs webdataset
 def test_we_read_what_webdataset_writes(tmp_path: Path) -> None:
-    webdataset = pytest.importorskip("webdataset")
+    webdataset = importlib.import_module("webdataset")
     for split, count in (("train", 7), ("val", 3)):
         with webdataset.ShardWriter(str(tmp_path / f"{split}-%06d.tar"), maxcount=3, verbose=0) as writer:
             for index in range(count):

@@ -210,6 +210,7 @@ def test_wrong_npz(tmp_path: Path, changes: dict[str, Any], kind: type[Exception
         selfcon.data.load(write_npz(tmp_path / "x.npz", **changes))
 
 
+@pytest.mark.medium
 def test_only_what_is_needed_of_an_npz_is_unpacked(tmp_path: Path) -> None:
     path = write_npz(tmp_path / "x.npz", classes=np.array([b"cat", b"dog", b"emu"]))
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as file:

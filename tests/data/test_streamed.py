@@ -130,6 +130,7 @@ def test_crops_equal_torchvisions() -> None:
     assert crops_as_torchvision(images, 20, POLICIES["simple"]) < 3e-3
 
 
+@pytest.mark.medium
 def test_crops_of_real_images_equal_torchvisions() -> None:
     root = Path(os.environ.get("SELFCON_TEST_DATA", "nowhere"))
     if not root.is_dir():
@@ -283,6 +284,7 @@ def slowly_again(data: Streamed) -> Iterator[list[Batch]]:
         time.sleep(0.1)
 
 
+@pytest.mark.medium
 def test_processes_tell_what_goes_wrong_and_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = selfcon.data.load(str(folder)).train
     data = make_streamed(images, size=32, budget=0, workers=2)

@@ -49,6 +49,7 @@ def compare(implementation: str, device: str, *, count: int, tolerance: float) -
             assert difference < tolerance, (height, width, size, policy, difference)
 
 
+@pytest.mark.slow
 def test_the_kernel_in_tritons_interpreter() -> None:
     pytest.importorskip("triton", reason="Triton is made for Linux only")
     script = "from tests.data.test_views import compare\ncompare('triton', 'cpu', count=12, tolerance=2e-5)"

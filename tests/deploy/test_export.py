@@ -49,6 +49,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.medium
 def test_whole_and_in_any_batch(place: Path) -> None:
     net, facts = load_model(place / "run")
     session = ort.InferenceSession(place / "out" / "model.onnx")
@@ -176,7 +177,11 @@ def test_the_hub_folder_is_a_model_with_a_card(place: Path) -> None:
     assert "<b>" not in text
 
 
-@pytest.mark.parametrize("name", ["resnet50", "wrn16_8", "vgg16_bn", "efficientnet_b0"])
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    "name",
+    ["vgg16_bn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("resnet50", "wrn16_8", "efficientnet_b0"))],
+)
 def test_other_networks(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     after = 3 if name == "vgg16_bn" else 2
@@ -186,6 +191,7 @@ def test_other_networks(name: str, tmp_path: Path) -> None:
     assert write(net, facts, Trust(), tmp_path)[0].endswith(".onnx")  # compared there
 
 
+@pytest.mark.medium
 def test_a_stage_between_two_exits(tmp_path: Path) -> None:
     exits = [selfcon.Exit(1), selfcon.Exit(2), selfcon.Exit(3)]
     net = selfcon.create_model("resnet18", exits=exits, image_size=32, width=0.125, num_classes=3).eval()
@@ -194,6 +200,7 @@ def test_a_stage_between_two_exits(tmp_path: Path) -> None:
     assert files == ["stage-1.onnx", "stage-2.onnx", "stage-3.onnx", "stage-4.onnx", "stages.json"]
 
 
+@pytest.mark.slow
 def test_what_does_not_run_stage_by_stage_is_exported_whole(tmp_path: Path) -> None:
     data = write_stripes(tmp_path / "stripes.npz", train=32)
     small: Any = {"model": "vit_tiny_patch16_224", "exits": "none", "stem": "large", "device": "cpu"}
@@ -205,6 +212,7 @@ def test_what_does_not_run_stage_by_stage_is_exported_whole(tmp_path: Path) -> N
         selfcon.transfer.classify(tmp_path / "run", data="digits", image_size=64, device="cpu")
 
 
+@pytest.mark.medium
 def test_mistakes(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "model.json").write_text("{}")

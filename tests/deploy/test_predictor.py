@@ -63,6 +63,7 @@ def in_order(place: Path) -> list[Path]:
     return sorted((place / "images").rglob("*.png"), key=lambda path: path.name)
 
 
+@pytest.mark.medium
 def test_answers_are_those_of_evaluation(place: Path, model: Predictor) -> None:
     run = open_run(place / "run", "cpu")
     expected = predict(run.net, run.split("test"), size=run.size)
@@ -360,6 +361,7 @@ def test_folders_that_were_changed(place: Path, tmp_path: Path) -> None:
         selfcon.load(run, "cpu")
 
 
+@pytest.mark.medium
 def test_networks_without_exits_answer_too(tmp_path: Path) -> None:
     data = write_stripes(tmp_path / "stripes.npz", train=64)
     selfcon.train(data=str(data), out=tmp_path / "run", method="ce", width=0.125, epochs=1, batch_size=32, device="cpu")
@@ -373,6 +375,7 @@ def test_networks_without_exits_answer_too(tmp_path: Path) -> None:
         model.predict(np.zeros((16, 16, 3), np.uint8), exit="early")
 
 
+@pytest.mark.medium
 def test_a_rule_as_good_as_the_backbone_alone(place: Path, tmp_path: Path) -> None:
     shutil.copytree(place / "run", tmp_path / "run")
     early = selfcon.calibrate(tmp_path / "run", as_good_as="backbone", device="cpu")["early_exit"]
@@ -392,6 +395,7 @@ def test_a_rule_as_good_as_the_backbone_alone(place: Path, tmp_path: Path) -> No
         selfcon.calibrate(tmp_path / "run", as_good_as="backbone", within=1.0, device="cpu")
 
 
+@pytest.mark.medium
 def test_strangers_of_any_folder(place: Path, tmp_path: Path) -> None:
     shutil.copytree(place / "run", tmp_path / "run")
     (tmp_path / "flat").mkdir()
@@ -440,6 +444,7 @@ def test_a_long_thin_image_takes_little_memory(model: Predictor) -> None:
     assert streamed_fit(thin, 16).shape == (16, 16, 3)
 
 
+@pytest.mark.medium
 def test_lists_and_formats_that_are_none(place: Path, tmp_path: Path) -> None:
     one = in_order(place)[0]
     words: list[str | Path] = ["predict", place / "run", "--device", "cpu"]
@@ -512,6 +517,7 @@ def test_a_threshold_that_nobody_was_told_by_is_still_one(
     assert ("no threshold keeps wrong answers" in capsys.readouterr().err) == silent
 
 
+@pytest.mark.medium
 def test_what_is_told_of_unknown_is_what_is_answered(place: Path, tmp_path: Path) -> None:
     """Chosen on a folder of classes, in another order than the run's: the test images with noise."""
     shutil.copytree(place / "run", tmp_path / "run")
@@ -548,6 +554,7 @@ def test_what_is_told_of_unknown_is_what_is_answered(place: Path, tmp_path: Path
     assert evaluated["accuracy"]["ensemble"]["top1"] > 40  # labels are told by their names
 
 
+@pytest.mark.medium
 def test_mistakes_of_calibration(place: Path, tmp_path: Path) -> None:
     words: list[str | Path] = ["calibrate", place / "run", "--device", "cpu"]
     for more, code, sentence in (

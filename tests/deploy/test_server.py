@@ -67,6 +67,7 @@ def png(seed: int = 0, side: int = 16) -> bytes:
     return data.getvalue()
 
 
+@pytest.mark.medium
 def test_answers_are_the_models(client: TestClient, place: Path) -> None:
     model = selfcon.load(place / "run", "cpu")
     for query, options in (
@@ -375,6 +376,7 @@ def begin_request(port: int) -> tuple[socket.socket, bytes]:
     return found, body[-1:]
 
 
+@pytest.mark.medium
 def test_requests_under_way_are_answered_before_it_ends(place: Path) -> None:
     stop = threading.Event()
     codes: list[int] = []
@@ -414,6 +416,7 @@ def test_requests_under_way_are_answered_before_it_ends(place: Path) -> None:
     assert set(codes) == {200}
 
 
+@pytest.mark.medium
 def test_a_client_that_hangs_is_told_and_others_are_answered(place: Path) -> None:
     import uvicorn
 
@@ -500,6 +503,7 @@ def test_a_model_without_classifiers_does_not_take_the_place_of_one_with(
         Holder(tmp_path / "run", torch.device("cpu"))
 
 
+@pytest.mark.medium
 def test_a_network_that_does_not_run_by_stages_is_looked_at_without_maps(tmp_path: Path) -> None:
     data = write_stripes(tmp_path / "stripes.npz", train=64, side=32)
     small: Any = {"model": "test_vit", "stem": "large", "epochs": 1, "batch_size": 32, "device": "cpu"}

@@ -88,6 +88,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_tar_files_and_spread_images_train_as_one_file_does(tmp_path: Path) -> None:
     """With two processes, from tar files of which each decodes half: the losses of one process with the .npz."""
     write_stripes(tmp_path / "stripes.npz", train=98, test=37)

@@ -233,7 +233,8 @@ def test_unequal_shares_in_pieces(tmp_path: Path) -> None:
     start_processes(train_in_pieces, (2, str(tmp_path)), nprocs=2)
 
 
-@pytest.mark.parametrize(("first", "then"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2)])
 def test_going_on_with_another_number_of_processes(place: Path, first: int, then: int) -> None:
     run(place, 1, *COMMAND, "--out", "whole")
     folder = place / "run"
@@ -248,6 +249,7 @@ def test_going_on_with_another_number_of_processes(place: Path, first: int, then
     assert losses(folder) == pytest.approx(losses(place / "whole"), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_mistakes_end_all_processes_at_once(place: Path) -> None:
     said = run(place, 2, *COMMAND, "--out", "x", "--lr", "nan", "--epoch", "3", code=1)
     assert said.count("lr should be a finite number") == said.count("did you mean '--epochs'?") == 1
@@ -297,6 +299,7 @@ def lose(place: Path, rank: int, at: int, *, restarts: int) -> tuple[int, str, l
     return process.returncode, errors, list(map(int, noted.read_text().split()))
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_ends_all_or_is_started_again(place: Path) -> None:
     run(place, 2, *COMMAND, "--out", "whole")
     code, errors, steps = lose(place, 0, 3, restarts=0)

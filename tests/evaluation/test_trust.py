@@ -158,6 +158,7 @@ def test_curves_begin_at_the_first_exit_and_end_at_the_whole() -> None:
         choose(points)
 
 
+@pytest.mark.medium
 def test_every_answer_has_a_threshold_of_its_own() -> None:
     logits, labels = world()
     noise = torch.Generator().manual_seed(2)

@@ -454,6 +454,7 @@ def test_weights_of_strangers(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_damaged_files_of_every_kind(tmp_path: Path) -> None:
     """benchmarks/fuzz.py for a few seconds; ten minutes of it are run by hand."""
     script = Path(__file__).parents[2] / "benchmarks" / "fuzz.py"

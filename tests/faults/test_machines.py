@@ -163,7 +163,12 @@ main()
 
 
 @pytest.mark.parametrize(
-    "more", [["--method", "selfcon"], ["--method", "ce"], pytest.param(["--loss.ring", "true"], marks=pytest.mark.slow)]
+    "more",
+    [
+        ["--method", "selfcon"],
+        pytest.param(["--method", "ce"], marks=pytest.mark.slow),
+        pytest.param(["--loss.ring", "true"], marks=pytest.mark.slow),
+    ],
 )
 def test_a_value_that_is_no_number_in_one_process_ends_all(more: list[str], tmp_path: Path) -> None:
     write_stripes(tmp_path / "stripes.npz")
@@ -176,6 +181,7 @@ def test_a_value_that_is_no_number_in_one_process_ends_all(more: list[str], tmp_
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_deterministic_runs(tmp_path: Path) -> None:
     write_stripes(tmp_path / "stripes.npz")
     assert run("fit", *SMALL, "--deterministic", cwd=tmp_path).returncode == 0
@@ -194,6 +200,7 @@ main()
     assert "--deterministic cannot be had here: some_backward_cuda does not have" in done.stderr
 
 
+@pytest.mark.slow
 def test_odd_places_and_locales(tmp_path: Path) -> None:
     place = tmp_path / "odd näme [x] (1)"
     place.mkdir()

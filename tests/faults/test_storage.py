@@ -288,6 +288,7 @@ def test_killed_while_it_saves(tmp_path: Path) -> None:
     assert "2 of 2" in done.stdout
 
 
+@pytest.mark.slow
 def test_sigterm_has_a_checkpoint_within_ten_seconds(tmp_path: Path) -> None:
     write_stripes(tmp_path / "stripes.npz", train=960)
     command = [sys.executable, "-m", "selfcon", "fit", "--data", "stripes.npz", *SMALL, "--epochs", "500", "--out"]

@@ -30,6 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", CASES)
 def test_golden_losses(name: str, tmp_path: Path) -> None:
     write_stripes(tmp_path / "stripes.npz")

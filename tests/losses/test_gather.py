@@ -143,6 +143,7 @@ def check_mean(ranks: list[Found], rows: slice, **options: Any) -> None:
         torch.testing.assert_close(mean_of_tau, of_tau, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("sizes", [[4, 3], [1, 5, 1], [2, 2, 2, 1]])
 @pytest.mark.filterwarnings("ignore:no anchor of this batch")
 def test_equals_one_process(sizes: list[int], tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def loss_and_gradient(
     return loss.detach(), gradient
 
 
+@pytest.mark.medium
 @pytest.mark.filterwarnings("ignore:no anchor of this batch", "ignore:this loss has anchors at sub-networks")
 @given(
     name=st.sampled_from(CONTRASTIVE),
@@ -192,6 +193,7 @@ def check_rows(device: str) -> None:
                         assert off < 2e-3, (name, own, temperature, off)
 
 
+@pytest.mark.slow
 def test_the_kernels_in_tritons_interpreter() -> None:
     pytest.importorskip("triton", reason="Triton is made for Linux only")
     script = (
@@ -214,6 +216,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
 """
 
 
+@pytest.mark.medium
 def test_tiles_need_little_memory() -> None:
     done = subprocess.run([sys.executable, "-c", _MEMORY], check=True, capture_output=True, text=True, timeout=300)
     assert float(done.stdout) < 0.5  # GiB; the dense form's matrices of 16,000 x 16,000 would take more than 4

@@ -100,6 +100,7 @@ def test_anchors_without_positives_are_left_out_and_counted() -> None:
     torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler
 def test_a_tally_that_is_there_from_the_start_is_compiled_once() -> None:
     tally = Tally.on(torch.device("cpu"))
@@ -166,6 +167,7 @@ GOOD = torch.randn(4, 1, 2, 8)
 LABELS = torch.tensor([0, 0, 1, 1])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("features", "labels", "options", "words"),
     [
@@ -226,6 +228,7 @@ def test_non_finite_features_are_refused_on_the_cpu(bad: float) -> None:
     assert caught.value.exit_code == 76
 
 
+@pytest.mark.medium
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler
 def test_where_nothing_is_checked_a_tally_counts_non_finite_features() -> None:
     features = torch.randn(4, 1, 2, 8)
@@ -259,6 +262,7 @@ def test_a_method_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
             selfcon.add_method(replace(mine, name=taken))
 
 
+@pytest.mark.medium
 def test_what_a_script_added_is_the_same_in_every_process(tmp_path: Path) -> None:
     script = """
 import json, math, sys

@@ -14,6 +14,7 @@ import selfcon
 from selfcon.errors import UsageError
 
 
+@pytest.mark.slow  # needs pytorch-metric-learning
 @pytest.mark.parametrize("temperature", [0.07, 0.1, 0.5])
 @pytest.mark.parametrize("features_a_sample", [1, 2, 3])
 def test_supcon_equals_pytorch_metric_learning(features_a_sample: int, temperature: float) -> None:

@@ -116,6 +116,7 @@ print(json.dumps(describe_added("own")))
 """
 
 
+@pytest.mark.slow
 def test_a_module_is_known_again(tmp_path: Path) -> None:
     """In another process: by its class's text, by what it was told, and by the numbers it begins with."""
     plain = {"margin": 0.5, "seed": 0, "bias": True, "sign": "-"}

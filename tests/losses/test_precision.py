@@ -33,6 +33,7 @@ def degenerate(kind: str, views: int) -> Tensor:
     return features
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("kind", ["random", "duplicate", "opposite", "zero", "all zero", "huge", "tiny", "short"])
 def test_loss_and_gradient_are_finite(kind: str, dtype: torch.dtype) -> None:

@@ -36,6 +36,7 @@ def giga_macs(net: nn.Module, size: int, **options: Any) -> float:
     return float(counter.get_total_flops()) / 2e9
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("name", "size", "leave", "supcon", "selfcon_", "macs_supcon", "macs_selfcon"),
     [
@@ -71,6 +72,7 @@ def test_upto_saves_what_stands_behind_the_exit() -> None:
         assert torch.equal(getattr(late, kind)["backbone"], getattr(out, kind)["backbone"])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("width", "structure"), [(1.0, "fc"), (0.25, "fc"), (0.25, "small"), (0.25, "same")])
 @pytest.mark.parametrize("name", selfcon.list_models())
 def test_every_structure_after_every_stage(name: str, width: float, structure: Any) -> None:
@@ -100,6 +102,7 @@ def test_to_timm_gives_the_same_outputs(name: str, stem: Any) -> None:
         assert type(plain).__module__.startswith("timm.")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", [name for name in selfcon.list_models() if name != "wrn16_8"])
 def test_weights_go_to_timm_and_back(name: str) -> None:
     encoder = selfcon.create_model(name, exits=[Exit(2)]).to_timm()
@@ -131,6 +134,7 @@ def test_width_scales_the_stem_too_and_rounds_to_eight() -> None:
     assert narrow.layer1[0].downsample[0].in_channels == 16  # type: ignore[index, union-attr]
 
 
+@pytest.mark.medium
 def test_scaled_builders_agree_with_the_published_networks() -> None:
     for name in ("resnet18", "resnet50", "efficientnet_b0"):
         ours = create_encoder(name, stem="large", image_size=None, shape=Shape(width=1.0001))
@@ -164,6 +168,7 @@ def test_views_come_back_view_by_view() -> None:
         torch.testing.assert_close(joint[:, view], alone)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["vgg16_bn", "levit_128s"])
 def test_a_network_can_be_copied(name: str) -> None:
     net = selfcon.create_model(name, exits=[Exit(1)]).eval()

@@ -55,6 +55,7 @@ FAMILIES = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", FAMILIES)
 def test_fc_exits(name: str) -> None:
     size = FAMILIES[name]

@@ -35,6 +35,7 @@ def test_everything_is_there() -> None:
         get_exhibit("T99")
 
 
+@pytest.mark.medium
 def test_every_cell_that_runs_has_settings() -> None:
     known = set(list_recipes())
     for cell in cells():

@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 from statistics import fmean
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.medium
 def test_pages_and_index_are_made_from_the_folders() -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "results" / "make.py", "--check"], check=False, capture_output=True, text=True

@@ -72,6 +72,7 @@ def test_running_statistics_are_updated_once() -> None:
     assert int(net.get_buffer("encoder.bn1.num_batches_tracked")) == 2
 
 
+@pytest.mark.medium
 def test_as_a_setting(tmp_path: Any) -> None:
     write_stripes(tmp_path / "x.npz")
     keys: dict[str, Any] = {"data": str(tmp_path / "x.npz"), "width": 0.125, "epochs": 1, "device": "cpu"}

@@ -165,6 +165,7 @@ def test_nothing_is_written_through_links(tmp_path: Path) -> None:
     assert mine.read_text() == "mine"
 
 
+@pytest.mark.medium
 def test_what_a_broken_start_left_does_not_stop_the_next_one(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
@@ -181,6 +182,7 @@ def test_what_a_broken_start_left_does_not_stop_the_next_one(tmp_path: Path) -> 
     assert (run / f".report.html.{os.getppid()}.part").exists()
 
 
+@pytest.mark.medium
 def test_halves_of_encoders_are_removed_too(tmp_path: Path) -> None:
     run = tmp_path / "run"
     RunFolder.open(run, Settings(), verb="fit").close()
@@ -193,6 +195,7 @@ def test_halves_of_encoders_are_removed_too(tmp_path: Path) -> None:
     assert not half.exists()
 
 
+@pytest.mark.medium
 def test_processes_that_were_forked_do_not_hold_the_folder(tmp_path: Path) -> None:
     """A reader outlives a run that was killed by a moment, in which the same command may come again."""
     code = f"""

@@ -85,6 +85,7 @@ def newest(run: Path) -> dict[str, Tensor]:
     return found[1].tensors
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("more", [{"ema": 0.9}, {"micro_batch": 8, "norm": "group"}, {"precision": "fp64"}])
 def test_parts_are_trained_and_a_run_that_was_stopped_ends_the_same(
     more: dict[str, Any], added: Proxies, stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -106,6 +107,7 @@ def test_parts_are_trained_and_a_run_that_was_stopped_ends_the_same(
     assert models[0] == models[1]
 
 
+@pytest.mark.medium
 def test_other_modules_are_not_gone_on_with(added: Proxies, stripes: Path, tmp_path: Path) -> None:
     selfcon.fit(data=str(stripes), method="proxies", out=tmp_path / "run", **SMALL)
     with torch.no_grad():
@@ -168,6 +170,7 @@ def lonely(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("cutmix", [None, 1.0])
 def test_anchors_that_are_left_out_are_counted(
     cutmix: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -22,6 +22,7 @@ def image(side: int = 48) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     return np.stack([across, across.T, np.full((side, side), 90, np.uint8)], axis=2)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("corruption", CORRUPTIONS)
 def test_every_corruption_changes_the_image_the_same_way_each_time(corruption: str) -> None:
     clean = image()
@@ -38,6 +39,7 @@ def test_every_corruption_changes_the_image_the_same_way_each_time(corruption: s
     assert change[1] > change[0]
 
 
+@pytest.mark.medium
 def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     images = np.stack([image()] * 6)
     alone = corrupt_all(images, "shot_noise", 2, seed=1, workers=1)
@@ -46,6 +48,7 @@ def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.array_equal(corrupt_all(images, "shot_noise", 2, seed=1, workers=2), alone)
 
 
+@pytest.mark.slow
 def test_a_plain_script_is_not_stopped_by_its_processes(tmp_path: Path) -> None:
     script = """
         import numpy as np

@@ -363,7 +363,10 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals, 
     monkeypatch.setattr(trainer, "update", update)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGUSR1))],
+)
 @pytest.mark.parametrize("stage", ["pretrain", "probe"])
 def test_stopped_anywhere_it_ends_with_the_same_bytes(
     number: signal.Signals, stage: str, stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -521,7 +524,12 @@ def read_outcome(run: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "first"), [("killed", -9, 4), ("killed while it saves", -9, 2), ("interrupted twice", 130, 4)]
+    ("how", "code", "first"),
+    [
+        pytest.param("killed", -9, 4, marks=pytest.mark.slow),
+        ("killed while it saves", -9, 2),
+        pytest.param("interrupted twice", 130, 4, marks=pytest.mark.slow),
+    ],
 )
 def test_ended_at_once_it_goes_on_with_the_same_bytes(
     how: str, code: int, first: int, stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,7 @@ from tests.cli.calling import call
 RUN = ["T10", "--scale", "smoke", "--only", "model=resnet18", "--only", "method=selfcon,selfcon-star,selfcon-m"]
 
 
+@pytest.mark.slow
 def test_from_plan_to_comparison(tmp_path: Path) -> None:
     listed = json.loads(call("reproduce", "list", "--json", cwd=tmp_path).stdout)
     assert len(listed) == 27
