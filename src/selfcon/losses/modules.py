@@ -101,9 +101,19 @@ class SelfConLoss(nn.Module):
 
 
 class SupConLoss(SelfConLoss):
-    """Eq. 1 over K views of each sample: the sum of `SelfConLoss`, over features that come from elsewhere.
+    """Compute Eq. 1 over K views of each sample: the same sum as `SelfConLoss`.
 
-    Where SupContrast's differs: there features must be normalised before, the temperature is 0.07 unless told, the loss
-    is multiplied by temperature / 0.07, and a `mask` may take the place of labels. Here every feature is an anchor
-    (`contrast_mode="all"` there).
+    Differences from SupContrast's `SupConLoss`:
+
+    - Anchors without a positive are left out of the mean. SupContrast counts them as zero, so with one view and small
+      batches its loss and gradients are smaller.
+    - Features are normalized here. SupContrast expects normalized features.
+    - The default temperature is 0.1, not 0.07. The loss is not multiplied by temperature / 0.07, unless you pass
+      `base_temperature=0.07`.
+    - Every feature is an anchor (`contrast_mode="all"` there), and a `mask` is refused.
+
+    Example:
+        >>> loss = SupConLoss(temperature=0.1)
+        >>> loss(torch.randn(16, 2, 128), torch.arange(16) % 4)  # features [B, K, D], labels [B]
+        tensor(...)
     """
