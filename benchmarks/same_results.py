@@ -414,13 +414,16 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "smooth-cosine-warm-up": {"kind": "smooth-cosine", "warmup_epochs": 3, "floor": 0.01},
     "cosine": {"kind": "cosine", "warmup_epochs": 0},
     "cosine-warm-up": {"kind": "cosine", "warmup_epochs": 4, "warmup_from": 0.02},
-    "cosine-large-batch": {"kind": "cosine", "warmup_epochs": None, "batch_size": 1024},
-    "smooth-cosine-slow-start": {"kind": "smooth-cosine", "warmup_epochs": None, "steps_per_epoch": 120},
-    "step": {"kind": "step", "warmup_epochs": 0, "milestones": [0.35, 0.7, 0.9], "gamma": 0.2},
+    "cosine-batch-1023": {"kind": "cosine", "warmup_epochs": None, "batch_size": 1023},
+    "cosine-batch-1024": {"kind": "cosine", "warmup_epochs": None, "batch_size": 1024, "epochs": 60},
+    "smooth-cosine-1980-steps": {"kind": "smooth-cosine", "warmup_epochs": None, "steps_per_epoch": 99},
+    "smooth-cosine-2000-steps": {"kind": "smooth-cosine", "warmup_epochs": None, "steps_per_epoch": 100},
+    "step": {"kind": "step", "warmup_epochs": 0, "milestones": [0.37, 0.7, 0.9], "gamma": 0.2},
     "step-warm-up": {"kind": "step", "warmup_epochs": 2, "warmup_from": 5.0},
     "constant": {"kind": "constant", "warmup_epochs": 2},
 }
 SCHEDULE_DEFAULTS = {"warmup_from": 0.01, "floor": 0.001, "milestones": [0.6, 0.8], "gamma": 0.1}
+SCHEDULE_LENGTH = {"epochs": 20, "steps_per_epoch": 7, "batch_size": 256}
 
 
 # Adapters: the only part that knows where things are in selfcon
@@ -785,13 +788,11 @@ def dump_batches(dump: Dump, adapter: Adapter) -> None:
 
 def dump_schedules(dump: Dump, adapter: Adapter) -> None:
     """Add the learning rate of every step of every schedule."""
-    for name, case in SCHEDULES.items():
-        schedule = {**SCHEDULE_DEFAULTS, **case}
-        steps, batch_size = schedule.pop("steps_per_epoch", 7), schedule.pop("batch_size", 256)
-        rates = adapter.learning_rates(
-            schedule, epochs=20, steps_per_epoch=steps, batch_size=batch_size, slow_start=True
-        )
-        dump.add(f"schedule/{name}", "bit", {"rates": rates})
+    for item, case in SCHEDULES.items():
+        length = {option: case.get(option, value) for option, value in SCHEDULE_LENGTH.items()}
+        schedule = {**SCHEDULE_DEFAULTS, **{name: value for name, value in case.items() if name not in length}}
+        rates = adapter.learning_rates(schedule, **length, slow_start=True)
+        dump.add(f"schedule/{item}", "bit", {"rates": rates})
 
 
 def dump_runs(dump: Dump, adapter: Adapter) -> None:
