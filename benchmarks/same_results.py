@@ -11,7 +11,7 @@ predictions of one of them, opened again from its run directory. Items have fixe
 given, so a new default changes nothing here. Bits depend on the CPU and on the libraries: compare dumps of one machine.
 
 `--tolerance T` is for changes that may move the last bits of a loss. Losses, gradients and the first step of each run
-may then differ by T times their largest magnitude, and final accuracies by a few percentage points. The rest of what
+may then differ by T times their largest magnitude, and final accuracies by 3 percentage points. The rest of what
 was trained is not compared. All other items must still be equal.
 
 The exit code is 0 if all items are equal, 1 if one differs or is missing, and 2 if a dump cannot be made or read.
@@ -91,7 +91,7 @@ RULES = {
     "loss": Rule(tolerant=True),
     "run": Rule(skipped=True),
     "first-step": Rule(tolerant=True),
-    "accuracy": Rule(points=5.0),
+    "accuracy": Rule(points=3.0),
     "reopened": Rule(limit=1e-6, skipped=True),
     "ood": Rule(limit=1e-4, skipped=True),
 }
@@ -202,6 +202,8 @@ def _compare_arrays(a: Array, b: Array, rule: Rule, tolerance: float | None) -> 
         return f"is {a.dtype} {list(a.shape)} in A and {b.dtype} {list(b.shape)} in B"
     if a.tobytes() == b.tobytes():
         return ""
+    if a.dtype == np.bool_:
+        return f"has {int((a != b).sum())} of {a.size} values that differ"
     difference, largest = _measure(a, b)
     limit = rule.limit * largest
     if tolerance is not None:
