@@ -1,8 +1,8 @@
 """Claim: leaving early saves time, not only multiply-adds.
 
-A calibrated and exported run (`selfcon calibrate`, `selfcon export --formats onnx,stages`) on its own test images by
-onnxruntime on the CPU: model.onnx, which computes every exit, beside the stages with the stored rule, one by one and in
-batches; and both in PyTorch on the run's device. A JSON line each.
+A calibrated and exported run (`selfcon calibrate --within 1`, `selfcon export --formats onnx,stages`) on its own test
+images by onnxruntime on the CPU: model.onnx, which computes every exit, beside the stages with the stored rule, one by
+one and in batches; and both in PyTorch on the run's device. A JSON line each.
     python benchmarks/early_exit.py RUN [--images 2000] [--batch-sizes 1,64] [--threads 2]
 """
 

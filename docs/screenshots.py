@@ -36,7 +36,7 @@ def train(folder: Path) -> None:
         run = ROOT / "results" / f"cifar100-resnet18-{method}-{epochs}-epochs"
         shutil.copytree(run, folder / "five" / method)
     selfcon.fit(data="digits", out=folder / "run", device="cpu")
-    selfcon.calibrate(folder / "run", device="cpu")
+    selfcon.calibrate(folder / "run", within=1, device="cpu")
 
 
 def speak(folder: Path) -> str:

@@ -28,7 +28,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     data = write_stripes(folder / "stripes.npz", train=96)
     small: Any = {"width": 0.125, "epochs": 2, "batch_size": 32, "probe.epochs": 4, "device": "cpu"}
     selfcon.fit(data=str(data), out=folder / "run", **small)
-    selfcon.calibrate(folder / "run", device="cpu")
+    selfcon.calibrate(folder / "run", within=1, device="cpu")
     with serving(folder) as (port, _):
         yield f"http://127.0.0.1:{port}", folder
 

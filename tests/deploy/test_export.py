@@ -41,7 +41,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = write_stripes(folder / "stripes.npz", train=96, side=32)
     small: Any = {"width": 0.125, "epochs": 2, "batch_size": 32, "probe.epochs": 4, "device": "cpu", "stem": "large"}
     selfcon.fit(data=str(data), out=folder / "run", **small)
-    selfcon.calibrate(folder / "run", device="cpu")
+    selfcon.calibrate(folder / "run", within=1, device="cpu")
     done = call("export", folder / "run", "--out", folder / "out", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     for name in json.loads(done.stdout)["files"]:

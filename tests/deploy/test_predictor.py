@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from timm.data.config import resolve_model_data_config
 from timm.data.transforms_factory import create_transform
 
@@ -29,8 +30,10 @@ from selfcon.deploy.predictor import Predictor
 from selfcon.errors import BadImageError, DataError, UsageError
 from selfcon.evaluation.accuracy import Predictions, predict
 from selfcon.evaluation.early_exit import Rule, follow, name_answers, running_answers
+from selfcon.networks.weights import hash_file
 from selfcon.workflows.held_out import HeldOut
 from selfcon.workflows.inference import find_images
+from selfcon.workflows.reporting import write_report
 from selfcon.workflows.silence import fit_silence
 from selfcon.workflows.trained import open_run
 from tests.cli.calling import call
@@ -352,7 +355,7 @@ def test_folders_that_were_changed(place: Path, tmp_path: Path) -> None:
                 selfcon.load(run, "cpu")
     (run / "model.json").write_text(json.dumps(facts))
     (run / "calibration.json").unlink()
-    with pytest.raises(UsageError, match="`selfcon calibrate` chooses one"):
+    with pytest.raises(UsageError, match=r"has no early-exit thresholds\. `selfcon calibrate RUN --within 1`"):
         selfcon.load(run, "cpu").predict(in_order(place), exit="early")
     weights = bytearray((run / "model.safetensors").read_bytes())
     weights[-5] ^= 1
@@ -393,6 +396,38 @@ def test_a_rule_as_good_as_the_backbone_alone(place: Path, tmp_path: Path) -> No
         selfcon.calibrate(tmp_path / "run", as_good_as="exit9", device="cpu")
     with pytest.raises(UsageError, match="one of --within"):
         selfcon.calibrate(tmp_path / "run", as_good_as="backbone", within=1.0, device="cpu")
+
+
+@pytest.mark.medium
+def test_early_exit_that_is_not_worth_it_is_left_off(place: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(place / "run", run)
+    weights = load_file(run / "model.safetensors")
+    for name in ("exit1", "exit2"):  # exits that are wrong, and sure of it
+        weights[f"classifiers.{name}.weight"] *= -20
+    save_file(weights, run / "model.safetensors")
+    facts = json.loads((run / "model.json").read_text())
+    (run / "model.json").write_text(json.dumps({**facts, "weights_sha256": hash_file(run / "model.safetensors")}))
+    done = call("calibrate", run, "--most-wrong", "20", "--device", "cpu", cwd=tmp_path)
+    early = json.loads((run / "analysis" / "calibration.json").read_text())["early_exit"]
+    kept = json.loads((run / "calibration.json").read_text())
+    told, alone = early["held_out"]["accuracy"], early["held_out_accuracy"]["backbone"]
+    assert not early["stored"]
+    assert not {"early_exit", "silence_early"} & set(kept)
+    assert told < alone
+    assert f"not worth it for this model: {told:.1f} % correct" in done.stdout
+    assert f"the backbone alone is {alone:.1f} % correct" in done.stdout
+    model = selfcon.load(run, "cpu")
+    for asked in ({"exit": "early"}, {"budget": 0.9}):
+        with pytest.raises(UsageError, match="they were not worth it when it was calibrated"):
+            model.predict(in_order(place), **asked)
+    assert {each.exit for each in model.predict(in_order(place))} == {"ensemble"}
+    page = write_report([run], out=tmp_path / "page.html").read_text()
+    assert "Early exit is not worth it for this model, so no thresholds were stored" in page
+    selfcon.export(run, formats=["hub"], out=tmp_path / "out")
+    assert 'exit="early"' not in (tmp_path / "out" / "hub" / "README.md").read_text()
+    assert selfcon.calibrate(run, within=1, device="cpu")["early_exit"]["stored"]  # as asked
+    assert selfcon.load(run, "cpu").predict(in_order(place)[0], exit="early")
 
 
 @pytest.mark.medium

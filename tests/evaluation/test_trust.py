@@ -20,7 +20,18 @@ from selfcon.evaluation.calibration import (
     sort_into_bins,
     trace_risk,
 )
-from selfcon.evaluation.early_exit import CRITERIA, Rule, choose, follow, name_answers, running_answers, sureness, trace
+from selfcon.evaluation.early_exit import (
+    CRITERIA,
+    Point,
+    Rule,
+    choose,
+    find_gains,
+    follow,
+    name_answers,
+    running_answers,
+    sureness,
+    trace,
+)
 from selfcon.evaluation.outliers import Mahalanobis, Neighbours, auroc
 
 
@@ -181,6 +192,15 @@ def test_every_answer_has_a_threshold_of_its_own() -> None:
     for each in single:  # one threshold for all is never clearly better for its cost
         best = max(point.accuracy for point in points if point.cost <= each.cost + 0.02)
         assert best >= each.accuracy - 0.5
+
+
+def test_a_gain_over_the_backbone_alone() -> None:
+    points = [Point((0.5,), accuracy, cost, (0.5, 0.5)) for accuracy, cost in ((60, 0.2), (75.6, 0.5), (76, 0.9))]
+    whole = Point((2.0,), 78, 1.0, (0.0, 1.0))
+    assert find_gains([*points, whole], accuracy=76, cost=0.99) == [points[1]]
+    assert find_gains([*points, whole], accuracy=75.5, cost=0.99) == points[1:]
+    assert find_gains([*points, whole], accuracy=77, cost=1.0) == [whole]
+    assert find_gains([*points, whole], accuracy=77, cost=0.99) == []  # as accurate at most, or more expensive
 
 
 def test_thresholds_tell_nearly_sure_answers_apart() -> None:

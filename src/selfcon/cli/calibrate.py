@@ -7,7 +7,9 @@ example: selfcon calibrate runs/birds
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from selfcon.cli.parsing import Parser, print_json, seed
 
@@ -18,7 +20,9 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--criterion", default="confidence", metavar="STR", help="confidence, margin, entropy or agreement"
     )
-    parser.add_argument("--within", type=float, metavar="PERCENT", help="accuracy that early answers may cost (1)")
+    parser.add_argument(
+        "--within", type=float, metavar="PERCENT", help="accuracy that early exit may cost (default: 1, if worth it)"
+    )
     parser.add_argument("--mean-cost", type=float, metavar="PART", help="instead: of the whole network's multiply-adds")
     parser.add_argument("--as-good-as", metavar="EXIT", help="instead: cheapest of at least its accuracy (backbone)")
     parser.add_argument("--most-wrong", type=float, metavar="PERCENT", help="of answers; others are kept back")
@@ -49,19 +53,7 @@ def run(options: argparse.Namespace) -> int:
             error = f"{change} at temperature {answer['temperature']:.2f}"
         print(f"  {name:12s}{answer['top1']:5.1f} % right, calibration error {error}")
     if early := result.get("early_exit"):
-        chosen, whole, backbone = early["chosen"], early["alone"]["ensemble"], early["alone"]["backbone"]
-        print(
-            f"  leaving early: {chosen['accuracy']:.1f} % right for {100 * chosen['cost']:.0f} % of the multiply-adds "
-            f"({100 * chosen['cost'] / backbone['cost']:.0f} % of the backbone's alone), "
-            f"{chosen['milliseconds']:.2f} instead of {whole['milliseconds']:.2f} ms an image"
-        )
-        lost = result["answers"]["ensemble"]["top1"] - chosen["accuracy"]
-        most = 1.0 if options.within is None else options.within
-        if options.mean_cost is None and options.as_good_as is None and lost > most + 0.05:
-            print(
-                f"    that is {lost:.1f} below the ensemble here, where on the images that it was chosen on it was at "
-                f"most {most:g}: more of those would tell better"
-            )
+        print("\n".join(f"  {line}" for line in _describe_early_exit(early)))
     for name, each in result.get("silence", {}).get("answers", {}).items():
         print(f"  {name}: {each['answered']:.1f} % are answered, {each['wrong']:.1f} % of the answers are wrong")
     for name, each in result["strangers"]["exits"].items():
@@ -74,3 +66,31 @@ def run(options: argparse.Namespace) -> int:
         print(f"  strange images by all exits: {unknown:.1f} % are `unknown`, being strange or too unsure")
     print("pictures: " + ", ".join(result["files"]))
     return 0
+
+
+def _describe_early_exit(early: Mapping[str, Any]) -> list[str]:
+    """Return the lines about early exit, next to the backbone alone."""
+    chosen, held, alone = early["chosen"], early["held_out"], early["alone"]
+    backbone, before = alone["backbone"], early["held_out_accuracy"]
+    if not early["stored"]:
+        return [
+            f"early exit is not worth it for this model: {held['accuracy']:.1f} % correct for "
+            f"{100 * held['cost'] / backbone['cost']:.0f} % of the backbone's MACs on the validation images, where the "
+            f"backbone alone is {before['backbone']:.1f} % correct",
+            "  No thresholds were stored. Use --within, --mean-cost or --as-good-as to store some anyway.",
+        ]
+    lines = [
+        f"early exit: {_show(chosen)}, {100 * chosen['cost'] / backbone['cost']:.0f} % of the backbone's MACs",
+        f"  (backbone alone {_show(backbone)}; ensemble {_show(alone['ensemble'])})",
+    ]
+    lost, expected = alone["ensemble"]["accuracy"] - chosen["accuracy"], before["ensemble"] - held["accuracy"]
+    if "within" in early["target"] and lost > max(early["target"]["within"], expected) + 0.05:
+        lines.append(
+            f"  That is {lost:.1f} points below the ensemble, but {max(expected, 0):.1f} on the validation images. "
+            f"Hold out more images for a better choice."
+        )
+    return lines
+
+
+def _show(each: Mapping[str, float]) -> str:
+    return f"{each['accuracy']:.1f} % correct, {each['milliseconds']:.2f} ms per image"

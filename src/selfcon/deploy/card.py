@@ -69,7 +69,7 @@ def write_card(
         "import selfcon",
         "",
         'model = selfcon.load("THIS-FOLDER")',
-        *_use_lines(len(classes), has_exits=exits != "none", leaves_early="early_exit" in calibration),
+        *_use_lines(len(classes), has_exits=exits != "none", leaves_early=_stored_early_exit(calibration) is not None),
         "```",
         "",
         "## Accuracy",
@@ -121,13 +121,19 @@ def _calibration_lines(calibration: Mapping[str, Any]) -> list[str]:
         )
         + "."
     ]
-    if early := calibration.get("early_exit"):
+    if early := _stored_early_exit(calibration):
         chosen = early["chosen"]
         lines.append(
             f"Leaving at the first exit that is sure enough ({early['criterion']}): {chosen['accuracy']:.1f} % for "
             f"{100 * chosen['cost']:.0f} % of the multiply-adds."
         )
     return [*lines, ""]
+
+
+def _stored_early_exit(calibration: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return what is known about early exit, unless its thresholds were left off the model."""
+    early: Mapping[str, Any] = calibration.get("early_exit", {})
+    return early if early and early.get("stored", True) else None  # earlier versions always stored them
 
 
 def _plain(text: str) -> str:

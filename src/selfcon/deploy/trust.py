@@ -65,7 +65,11 @@ class Trust:
     def rule_for(self, budget: float | None) -> Rule:
         """The rule that was chosen, or that of a mean cost as a part of the whole network's."""
         if self.rule is None:
-            raise UsageError("This model has no rule for leaving early yet: `selfcon calibrate` chooses one.")
+            why = ": they were not worth it when it was calibrated" if self.temperatures else ""
+            raise UsageError(
+                f"This model has no early-exit thresholds{why}. "
+                f"`selfcon calibrate RUN --within 1` stores the cheapest that lose at most 1 %."
+            )
         if budget is None:
             return self.rule
         if not 0 < budget <= 1:

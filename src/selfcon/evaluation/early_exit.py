@@ -17,6 +17,7 @@ from selfcon.errors import UsageError, unknown_name
 from selfcon.evaluation.answers import ENSEMBLE
 
 _COMBINATIONS = 3000
+_CLEARLY_CHEAPER, _ABOUT_EQUAL = 0.9, 0.5  # of its cost, since asking after each exit costs time; percentage points
 NEVER = 2.0  # as sure as nobody can be; JSON knows no infinity
 
 
@@ -164,6 +165,20 @@ def _levels(scores: Tensor, count: int) -> list[float]:
     """From everybody to nobody."""
     places = torch.linspace(0, 1, count, dtype=torch.double)
     return [0.0, *torch.quantile(scores.cpu(), places).unique().tolist(), NEVER]
+
+
+def find_gains(points: Sequence[Point], *, accuracy: float, cost: float) -> list[Point]:
+    """Return the points that beat a single exit of this accuracy and cost.
+
+    A gain is clearly cheaper (by at least 10 %) at about its accuracy (at most 0.5 points below), or clearly more
+    accurate (by at least 0.5 points) at no more than its cost.
+    """
+    return [
+        point
+        for point in points
+        if (point.cost <= _CLEARLY_CHEAPER * cost and point.accuracy >= accuracy - _ABOUT_EQUAL)
+        or (point.cost <= cost and point.accuracy >= accuracy + _ABOUT_EQUAL)
+    ]
 
 
 def choose(points: Sequence[Point], *, accuracy: float | None = None, cost: float | None = None) -> Point:

@@ -33,10 +33,12 @@ from selfcon.evaluation.early_exit import (
     Point,
     Rule,
     choose,
+    find_gains,
     follow,
     trace,
 )
 from selfcon.evaluation.outliers import KINDS
+from selfcon.networks.exits import BACKBONE
 from selfcon.networks.segments import cut_at_exits
 from selfcon.networks.stages import Staged
 from selfcon.networks.weights import hash_file
@@ -53,6 +55,7 @@ from selfcon.workflows.strangers import fit_strangers, open_outside
 from selfcon.workflows.trained import open_run
 
 _TIMED_POINTS = 6
+_WITHIN = 1.0  # percentage points below the ensemble, where nothing is asked for
 _FEW = 200  # held-out images
 
 
@@ -71,11 +74,12 @@ def calibrate(
     seed: int = 0,
     device: str = "auto",
 ) -> Result:
-    """Temperatures, a rule for leaving early, thresholds for `unknown`: chosen on held-out images, stored in the run.
+    """Choose temperatures, early-exit thresholds and thresholds for `unknown` on held-out images, and store them.
 
     Held-out are the run's validation images, or `data`, or a half of its test images, whose other half is then what
-    results are told of. The rule gives up at most `within` percent of the ensemble's accuracy (1 unless told), or has
-    at most a `mean_cost`, as a part of the whole network's, or is `as_good_as` one exit alone, such as the backbone.
+    results are told of. The early-exit thresholds give up at most `within` percent of the ensemble's accuracy, or have
+    at most a `mean_cost`, as a part of the whole network's, or are `as_good_as` one exit alone, such as the backbone.
+    Without any of these, they give up 1 percent, and are stored only if they beat the backbone alone on these images.
     With `most_wrong`, answers are kept back so that at most so many percent of those given are wrong. `outside` are
     images of something else, to see whether they are told apart.
     """
@@ -106,10 +110,8 @@ def calibrate(
         "strange_above": foreign.thresholds,
         "strangers": strangers,
     }
-    if can_leave:
-        kept["early_exit"] = _fit_rule(
-            held, result, pictures, criterion, target or {"within": 1.0}, batch_size=batch_size
-        )
+    if can_leave and (rule := _fit_rule(held, result, pictures, criterion, target, batch_size=batch_size)) is not None:
+        kept["early_exit"] = rule
     if most_wrong is not None:
         kept |= fit_silence(held, result, most_wrong, kept.get("early_exit"), foreign.strange)
         if others is not None:
@@ -194,7 +196,8 @@ def _fit_rule(
     target: Mapping[str, Any],
     *,
     batch_size: int,
-) -> Result:
+) -> Result | None:
+    """Describe early exit in the result; return the thresholds to store, or None if they are not worth it."""
     costs, alone_costs, total = _costs(held)
 
     def rule_of(point: Point) -> Rule:
@@ -202,7 +205,11 @@ def _fit_rule(
 
     choosing, telling = (held.running(each) for each in (held.choosing, held.telling))
     curve = trace(choosing, held.choosing.labels, costs, criterion)
-    chosen = _choose(held, curve, **target)
+    accuracy = held.choosing.top(1)
+    gains = find_gains(curve, accuracy=accuracy[BACKBONE], cost=alone_costs[BACKBONE])
+    usual = choose(gains or curve, accuracy=curve[-1].accuracy - _WITHIN)
+    chosen = _choose(held, curve, **target) if target else usual
+    stored = bool(target or gains)
     points = [_tell(held, telling, costs, criterion, point.thresholds) for point in curve]
     told = _tell(held, telling, costs, criterion, chosen.thresholds)
     alone = {
@@ -220,14 +227,18 @@ def _fit_rule(
     chosen_row = {**asdict(told), "milliseconds": clock.measure(rule=rule_of(told))}
     result["early_exit"] = {
         "criterion": criterion,
-        "target": dict(target),
-        "held_out_accuracy": held.choosing.top(1),
+        "target": dict(target) or {"within": _WITHIN},
+        "stored": stored,
+        "held_out": {"accuracy": chosen.accuracy, "cost": chosen.cost},
+        "held_out_accuracy": accuracy,
         "multiply_adds": total,
         "chosen": chosen_row,
         "alone": alone,
         "points": rows,
     }
     pictures["early-exit"] = trust_figures.draw_early_exit(rows, chosen_row, alone)
+    if not stored:
+        return None
     rule = {"criterion": criterion, "thresholds": chosen.thresholds}
     return {**rule, "costs": costs, "curve": [asdict(point) for point in curve]}
 

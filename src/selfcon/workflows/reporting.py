@@ -216,11 +216,21 @@ def _show_calibration(found: Result, analysis: Path) -> Section:
 
 def _show_early_exit(found: Result, analysis: Path) -> Section:
     chosen, alone = found["chosen"], found["alone"]
-    rows = [["leaving early", *_spent(chosen)], *([name, *_spent(each)] for name, each in alone.items())]
+    rows = [["early exit", *_spent(chosen)], *([name, *_spent(each)] for name, each in alone.items())]
+    text = (
+        f"By {found['criterion']}, {100 * chosen['shares'][0]:.0f} % of the images are answered at the first exit, "
+        f"for {100 * chosen['cost'] / alone['backbone']['cost']:.0f} % of the backbone's multiply-adds."
+    )
+    if not found.get("stored", True):  # earlier versions stored thresholds in any case
+        held = found["held_out"]
+        text = (
+            f"Early exit is not worth it for this model, so no thresholds were stored. On the validation images it is "
+            f"{held['accuracy']:.1f} % correct for {100 * held['cost'] / alone['backbone']['cost']:.0f} % of the "
+            f"backbone's MACs. The backbone alone is {found['held_out_accuracy']['backbone']:.1f} % correct there."
+        )
     return Section(
         "Answering early",
-        f"By {found['criterion']}, {100 * chosen['shares'][0]:.0f} % of the images are answered at the first exit, "
-        f"for {100 * chosen['cost'] / alone['backbone']['cost']:.0f} % of the backbone's multiply-adds.",
+        text,
         Table(["answer", "top 1, %", "multiply-adds, %", "ms an image"], rows),
         _pictures(analysis, {"early-exit": "Accuracy against cost"}),
     )
