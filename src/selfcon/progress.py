@@ -25,6 +25,15 @@ def say(sentence: str) -> None:
     sys.stderr.flush()
 
 
+def as_time(seconds: float) -> str:
+    """Return seconds in words."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
+
+
 def track(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
     """The items, while showing how many of `total` are done; work that is done in a moment shows nothing."""
     if not speaks():

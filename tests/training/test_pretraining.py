@@ -20,6 +20,7 @@ from selfcon.config import make_settings
 from selfcon.errors import StoppedError, UsageError
 from selfcon.losses import Term, methods
 from selfcon.training import checkpoint
+from selfcon.training.progress import Forecast, Reporter
 from selfcon.training.trainer import Trainer
 from selfcon.workflows.pipeline import make_pretraining
 from selfcon.workflows.task import prepare
@@ -156,6 +157,30 @@ def test_progress_tells_of_which_images_neighbours_are_counted(fraction: float, 
     stage = make_pretraining(prepare(make_settings(given), torch.device("cpu")), lambda *_: None)
     assert stage.describe({"loss": 1.0, "knn": 91.94}) == f"{images} kNN 91.9 %"
     assert stage.describe({"loss": 1.0}) == ""
+
+
+def test_the_time_is_estimated_once_from_the_first_steps(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: clock)
+
+    def run(seconds_a_step: float, *, epochs: int = 30, later: int = 1000, seen: int = 0) -> str:
+        nonlocal clock
+        forecast = Forecast("30 epochs and the probe", later)
+        with Reporter("pretrain", epochs, 100, seen=seen, forecast=forecast) as shown:
+            for step in range(1, 21):
+                clock += seconds_a_step
+                shown.show(0, seen + 10 * step, lambda: 1.0)
+        return capsys.readouterr().err
+
+    assert run(0.5).startswith("About 3 min for 30 epochs and the probe.\n")  # 3,890 of 4,000 samples at 20 a second
+    assert run(0.5).count("About") == 1
+    assert "About 40 min for 30 epochs and the probe.\n" in run(6.0)  # known after one step that was measured
+    assert "About 3 min for the rest of 30 epochs" in run(0.5, seen=50)
+    assert "About" not in run(0.05) + run(0.5, epochs=2, later=0)  # a few seconds in all
+    monkeypatch.setenv("RANK", "1")
+    assert run(0.5) == ""
 
 
 def lonely(tmp_path: Path) -> Path:

@@ -116,9 +116,11 @@ def test_an_encoder_that_has_not_begun_to_learn_is_told(
 ) -> None:
     base = math.log(2 * 32 - 1)  # two features of each of 32 images, one of them the anchor
     selfcon.pretrain(data=str(stripes), out=tmp_path / "none", method=method, **options(epochs=1, lr=1e-12))
-    said = capsys.readouterr().err
+    before, said = capsys.readouterr().err.split("note: the loss ended at")
     assert f"is {base:.2f} where nothing is told apart" in said
     assert ("selfcon-1stage" in said) == (method != "simclr")
+    assert "note: 3 steps are few for a contrastive loss. Use --epochs 1000, or a smaller --batch-size.\n" in before
+    assert ("note: 96 training images are few for pretraining" in before) == (method != "simclr")
     if method == "supcon":
         selfcon.pretrain(data=str(stripes), out=tmp_path / "some", method=method, **options(epochs=10))
         assert "told apart" not in capsys.readouterr().err

@@ -15,9 +15,10 @@ from selfcon.cli.main import run as command
 from selfcon.config import make_settings
 from selfcon.data.streamed import Streamed
 from selfcon.errors import UsageError
+from selfcon.progress import as_time
 from selfcon.training.folder import RunFolder
 from selfcon.workflows import task
-from selfcon.workflows.doctor import Pace, as_time, examine
+from selfcon.workflows.doctor import Pace, examine
 from selfcon.workflows.task import choose_device, prepare
 
 SMALL: dict[str, Any] = {"width": 0.125, "epochs": 2, "batch_size": 8, "probe.epochs": 2, "device": "cpu"}

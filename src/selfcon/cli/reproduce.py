@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from selfcon.cli.parsing import Parser, print_json
 from selfcon.cli.settings import add_compile
 from selfcon.errors import InputMissingError, StorageError, UsageError, hint_path
-from selfcon.progress import say
+from selfcon.progress import as_time, say
 
 if TYPE_CHECKING:
     from selfcon.workflows.reproduce import Comparison
@@ -204,7 +204,6 @@ def _jobs(options: argparse.Namespace) -> list[Any]:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from selfcon.workflows.doctor import as_time
     from selfcon.workflows.reproduce import plan
 
     rows: list[dict[str, Any]] = []

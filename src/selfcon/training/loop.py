@@ -24,7 +24,7 @@ from selfcon.progress import say
 from selfcon.training import checkpoint as checkpoints
 from selfcon.training.checkpoint import Checkpoint
 from selfcon.training.folder import RunFolder
-from selfcon.training.progress import Reporter
+from selfcon.training.progress import Forecast, Reporter
 from selfcon.training.signals import Stop
 from selfcon.training.trainer import Stage, Trainer
 
@@ -51,11 +51,13 @@ def train(
     log: Callable[[dict[str, Any]], None] | None = None,
     compiled: bool | None = None,
     minutes_between_saves: float = 5.0,
+    forecast: Forecast | None = None,
 ) -> Trained:
     """Train a stage to its end, from its newest checkpoint if there is one.
 
     `stop` is looked at after every step: when it is set, a checkpoint is written and StoppedError raised. `log` is told
     what is noted of every epoch. `compiled` is whether the step is compiled on a GPU; by default if the stage is long.
+    `forecast` is what an estimated time is printed for, after a few steps.
     """
     worker = _Worker(stage, run, device, compiled=compiled)
     worker.restore()
@@ -71,7 +73,7 @@ def train(
     if worker.samples_seen:
         say(f"{stage.name}: goes on in epoch {worker.epoch + 1} of {stage.epochs}")
     with (
-        Reporter(stage.name, stage.epochs, stage.samples, seen=worker.samples_seen) as reporter,
+        Reporter(stage.name, stage.epochs, stage.samples, seen=worker.samples_seen, forecast=forecast) as reporter,
         torch.backends.cudnn.flags(
             enabled=True,
             benchmark=not torch.backends.cudnn.deterministic,  # shapes stay, so it pays to try all algorithms

@@ -5,22 +5,37 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from selfcon.progress import speaks
+from selfcon.progress import as_time, say, speaks
 
 _SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_BETWEEN_DRAWINGS = 0.2
+_SETTLED, _MEASURED = 2.0, 5.0  # seconds after the first batch: when measuring begins, and when the estimate is printed
+_SHORT = 10.0  # seconds; shorter runs need no estimate
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a time is estimated for: its name, and the work after this stage, in samples of this stage."""
+
+    what: str
+    later: float = 0.0
 
 
 class Reporter:
     """Shows epoch, rate, time left, loss and what was measured last."""
 
-    def __init__(self, what: str, epochs: int, samples: int, *, seen: int = 0) -> None:
+    def __init__(
+        self, what: str, epochs: int, samples: int, *, seen: int = 0, forecast: Forecast | None = None
+    ) -> None:
         self.what, self.epochs, self.total = what, epochs, epochs * samples
         self.first: int | None = None  # samples seen when the clock was started, after the slow first batch
         self.before = seen
+        self.forecast = forecast
+        self.marks: list[tuple[float, int]] = []  # when how many samples were seen, to estimate the time from
         self.measured = ""  # what is said besides
         self.start = self.drawn = time.monotonic()
         self.bar: Any = None
@@ -58,7 +73,10 @@ class Reporter:
         now = time.monotonic()
         if self.first is None:
             self.first, self.start = seen, now
+            self.marks = [(now, seen)]
             return
+        if self.forecast is not None:
+            self._estimate(self.forecast, now, seen, loss)
         if now - self.drawn < (_SECONDS_BETWEEN_DRAWINGS if self.bar is not None else _SECONDS_BETWEEN_LINES):
             return
         self.drawn = now
@@ -71,3 +89,17 @@ class Reporter:
             sys.stderr.write(f"{self.what}: {text}, {(self.total - seen) / rate:,.0f} s left\n")
             sys.stderr.flush()
             self.first, self.start = seen, now  # the next line tells of what follows, without what came slow at first
+
+    def _estimate(self, forecast: Forecast, now: float, seen: int, loss: Callable[[], float]) -> None:
+        """Print once how long the run will take, from the pace of its first seconds."""
+        passed = now - self.marks[0][0]
+        if passed < _MEASURED:
+            if passed >= _SETTLED and len(self.marks) == 1:
+                self.marks.append((now, seen))
+            return
+        loss()  # which waits for a GPU
+        start, before = self.marks[-1]
+        seconds = (self.total + forecast.later - seen) * (time.monotonic() - start) / (seen - before)
+        if seconds > _SHORT:
+            say(f"About {as_time(seconds)} for {'the rest of ' if self.before else ''}{forecast.what}.")
+        self.forecast = None

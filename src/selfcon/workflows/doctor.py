@@ -20,9 +20,11 @@ from selfcon.data.source import Images
 from selfcon.data.split import Batch
 from selfcon.data.streamed import Streamed
 from selfcon.memory import count_cores
+from selfcon.progress import as_time
 from selfcon.training.folder import describe_environment
 from selfcon.training.loop import peak_memory
 from selfcon.training.trainer import Stage, Trainer
+from selfcon.workflows.advice import FEW_IMAGES, advise_pretraining
 from selfcon.workflows.costs import explaining_shortage
 from selfcon.workflows.pipeline import make_pretraining, make_probing
 from selfcon.workflows.settings import collect_settings
@@ -34,7 +36,7 @@ _ENOUGH = 10.0  # seconds of updates, where they are slow
 _MEASURED = 64  # images whose sizes are looked at
 _SIZES = (32, 64, 128, 224)
 _LARGEST_ON_CPU = 64
-_UNEVEN, _FEW_IMAGES, _FEW_UPDATES = 4, 5000, 3000
+_UNEVEN = 4
 
 
 @dataclass
@@ -102,7 +104,7 @@ def _advise(task: Task, sides: Sequence[int]) -> list[str]:
     uneven = counts.max() / max(1, counts[counts > 0].min())
     if uneven > _UNEVEN and settings.sampler == "plain":
         advice.append(f"The largest class is {uneven:.0f} times the smallest: --sampler balanced.")
-    if len(task.train) < _FEW_IMAGES and settings.weights is None:
+    if len(task.train) < FEW_IMAGES and settings.weights is None:
         advice.append(
             f"{len(task.train):,} images are few to learn to see from: weights to begin with help most "
             f"(--init FILE, or --init timm with --image-size 224)."
@@ -113,13 +115,7 @@ def _advise(task: Task, sides: Sequence[int]) -> list[str]:
         advice.append(
             f"Images are larger than what is seen: --image-size {larger[0]}, for about {cost:.1f} times the time."
         )
-    stage_steps = -(-len(task.train) // settings.batch_size) * settings.epochs
-    if task.method.stages == 2 and stage_steps < _FEW_UPDATES:
-        epochs = -(-settings.epochs * _FEW_UPDATES // max(1, stage_steps))
-        advice.append(
-            f"{stage_steps:,} updates are few for a contrastive loss: --epochs {epochs}, or a smaller batch; or "
-            f"`selfcon train --method selfcon-1stage`, which trains classifiers with the contrast and has exits, too."
-        )
+    advice += advise_pretraining(task)
     if settings.val_fraction == 0 and task.source.val is None:
         advice.append("Nothing is held out: --val-fraction 0.1 leaves something to calibrate on, and to choose by.")
     return advice
@@ -283,12 +279,3 @@ def _time(trainer: Trainer, stage: Stage, task: Task) -> Pace:
 def _endlessly(stage: Stage) -> Generator[Batch]:
     for epoch in itertools.count():
         yield from stage.batches(epoch, 0)
-
-
-def as_time(seconds: float) -> str:
-    """Seconds in words."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"

@@ -35,7 +35,9 @@ from selfcon.training.loop import Trained, forget_peak_memory
 from selfcon.training.loop import train as train_stage
 from selfcon.training.pretraining import Pretraining
 from selfcon.training.probing import Probing
+from selfcon.training.progress import Forecast
 from selfcon.training.signals import Stop, watch
+from selfcon.workflows.advice import advise_pretraining
 from selfcon.workflows.costs import explaining_shortage
 from selfcon.workflows.places import noted_counts
 from selfcon.workflows.reporting import read_page
@@ -156,7 +158,8 @@ def _find_done(run: RunFolder, *, probe: bool) -> Result | None:
 def _run(run: RunFolder, settings: Settings, running: Running, world: World, stop: Stop, *, probe: bool) -> Result:
     device = running.device
     known = world.tell(lambda: run.read_json("data.json")) or {}
-    began_with = known.get("weights") if world.tell(lambda: has_learnt(run.path)) else None
+    begun = world.tell(lambda: has_learnt(run.path))
+    began_with = known.get("weights") if begun else None
     task = prepare(
         settings,
         device,
@@ -165,11 +168,10 @@ def _run(run: RunFolder, settings: Settings, running: Running, world: World, sto
         streamed_before=known.get("streamed"),
         began_with=began_with,
     )
-    if place := task.train.describe_place():
-        say(place)
     task.check_batches()
     task.check_shares()
     world.tell(lambda: _check_same_data(task, run))
+    _print_notes(task, begun=begun)
     _check_stop(world, stop, device)
     forget_peak_memory(device)
     pretraining = make_pretraining(task, lambda epoch, module: save_encoder(run, epoch, module))
@@ -177,7 +179,7 @@ def _run(run: RunFolder, settings: Settings, running: Running, world: World, sto
     work = partial(train_stage, run=run, device=device, stop=stop, log=write_log, compiled=running.compile)
     seen = settings.model_copy(update={"image_size": task.size})
     with explaining_shortage(seen, device):
-        encoder = work(pretraining)
+        encoder = work(pretraining, forecast=_forecast(task, probe=probe))
     net, spent = encoder.module, [encoder]
     assert isinstance(net, MultiExitNetwork)
     fixed = not settings.loss.learn_temperature and task.method.has_terms
@@ -220,6 +222,24 @@ def _run(run: RunFolder, settings: Settings, running: Running, world: World, sto
     if world.is_main:
         run.write("report.html", render([read_page(run.path)]).encode("utf-8", "replace"))
     return result
+
+
+def _print_notes(task: Task, *, begun: bool) -> None:
+    """Print what is worth knowing before the first step."""
+    if place := task.train.describe_place():
+        say(place)
+    for sentence in () if begun else advise_pretraining(task):
+        say(f"note: {sentence}")
+
+
+def _forecast(task: Task, *, probe: bool) -> Forecast:
+    """Return what a run's time is estimated for. A step of the probe is a forward, a third of a training step."""
+    settings, stages = task.settings, task.method.stages
+    what = f"{settings.epochs} epoch{'s' * (settings.epochs > 1)} of {'pretraining' if stages == 2 else 'training'}"
+    if stages == 1 or not probe:
+        return Forecast(what)
+    later = settings.probe_epochs * len(task.train) / (3 * task.method.views)
+    return Forecast(f"{what} and the linear probe", later)
 
 
 def _tell_what_was_learnt(metrics: list[dict[str, Any]], nothing: float, *, labelled: bool) -> None:
