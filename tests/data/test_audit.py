@@ -21,8 +21,26 @@ def test_a_sound_folder(folder: Path) -> None:
     assert audit.smallest_class["train"][1] == audit.largest_class["train"][1] == 6
     assert audit.sizes["different"] == 1
     assert audit.sizes["most_common"] == {"width": 32, "height": 32, "images": 27}
-    assert (audit.problems, audit.warnings, audit.unreadable) == ([], [], [])
+    assert (audit.problems, audit.warnings, audit.unreadable, audit.notes) == ([], [], [], [])
     assert source.classes == tuple(audit.classes)
+
+
+def test_where_test_images_come_from_is_noted(folder: Path) -> None:
+    flat = folder / "train"
+    for seed, runs in ((0, "whatever --seed a run has"), (3, "but runs always use seed 0")):
+        audit, _ = selfcon.data.check(flat, seed=seed)
+        assert audit.images == {"train": 14, "test": 4}
+        assert audit.notes == [
+            f"{flat} has no train folder, so 4 of its 18 images are held out for testing "
+            f"(stratified, with the fixed seed {seed}, {runs})."
+        ]
+    (folder / "test").rename(folder / "val")
+    audit, _ = selfcon.data.check(folder)
+    assert audit.notes == [
+        f"{folder} has no test folder, so val is the test set. Use --val-fraction to hold out part of train."
+    ]
+    shutil.copytree(folder / "val", folder / "test")
+    assert selfcon.data.check(folder)[0].notes == []
 
 
 def test_a_folder_broken_in_every_way(folder: Path) -> None:

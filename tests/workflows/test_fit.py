@@ -600,7 +600,7 @@ def test_a_probe_waits_for_the_whole_pretraining(
         selfcon.probe(tmp_path / "run")
 
 
-def test_folders_of_other_sizes(tmp_path: Path) -> None:
+def test_folders_of_other_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
     root = tmp_path / "my data [ü]"
     for split in ("train", "val"):
@@ -613,6 +613,7 @@ def test_folders_of_other_sizes(tmp_path: Path) -> None:
         selfcon.fit(data=str(root), out=tmp_path / "run", **SMALL)
     with pytest.warns(SelfconWarning, match="each epoch is one step"):
         result = selfcon.fit(data=str(root), out=tmp_path / "out [ü]", image_size=16, **SMALL)
+    assert f"note: {root} has no test folder, so val is the test set. Use --val-fraction" in capsys.readouterr().err
     assert list(result["accuracy"]) == ["backbone", "exit2", "ensemble"]
     assert selfcon.evaluate(tmp_path / "out [ü]")["images"] == 12
 

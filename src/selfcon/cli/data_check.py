@@ -63,7 +63,7 @@ def _lines(audit: Audit) -> list[str]:
                 f"most often {size} ({common['images']:,})"
             )
     lines += [f"  wrong: {sentence}" for sentence in audit.problems]
-    lines += [f"  note: {sentence}" for sentence in audit.warnings]
+    lines += [f"  note: {sentence}" for sentence in [*audit.notes, *audit.warnings]]
     lines += [f"    {sentence}" for sentence in audit.unreadable[:_MOST_SHOWN]]
     if len(audit.unreadable) > _MOST_SHOWN:
         lines.append(f"    and {len(audit.unreadable) - _MOST_SHOWN} more: --json lists them all")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from selfcon.data.folders import describe_others, list_strays
+from selfcon.data.folders import describe_others, describe_split, describe_val, list_strays
 from selfcon.data.images import decode
 from selfcon.data.packed import hash_content, is_packed
 from selfcon.data.scan import in_threads
@@ -41,7 +41,7 @@ class Sample:
 
 @dataclass
 class Audit:
-    """What was found. Problems make the data unusable; warnings are worth a look."""
+    """What was found. Problems make the data unusable; warnings are worth a look; notes say how the data are used."""
 
     name: str
     classes: list[str]
@@ -53,6 +53,7 @@ class Audit:
     warnings: list[str] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
     duplicates: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:
@@ -89,8 +90,10 @@ def check(
     if few:
         warnings.append(f"Fewer than {_FEW} images to train with: {name_some(few)}.")
     named = isinstance(data, str) and data in list_sources()
+    notes: list[str] = []
     if not named and Path(data).is_dir() and not is_sharded(Path(data)):
         warnings += _find_unused(Path(data))
+        notes = list(filter(None, (describe_split(Path(data), source, seed), describe_val(Path(data)))))
     if not named and Path(data).is_file() and is_packed(Path(data)):
         said, is_now = hash_content(Path(data))
         if said != is_now:
@@ -106,6 +109,7 @@ def check(
         warnings=warnings,
         unreadable=unreadable,
         duplicates=duplicates,
+        notes=notes,
     )
     return audit, source
 

@@ -58,6 +58,25 @@ def is_to_be_split(folder: Path) -> bool:
     return folder.is_dir() and not (folder / "train").is_dir() and bool(list_classes(folder))
 
 
+def describe_split(folder: Path, source: Source, seed: int) -> str | None:
+    """Return how many images of a folder of classes are test images; None where the folder names them itself."""
+    if not is_to_be_split(folder):
+        return None
+    every = len(source.train) + len(source.test)
+    runs = "whatever --seed a run has" if seed == 0 else "but runs always use seed 0"
+    return (
+        f"{folder} has no train folder, so {len(source.test):,} of its {every:,} images are held out for testing "
+        f"(stratified, with the fixed seed {seed}, {runs})."
+    )
+
+
+def describe_val(folder: Path) -> str | None:
+    """Return a sentence where val is the test set of a folder; None where it is not."""
+    if not (folder / "train").is_dir() or not (folder / "val").is_dir() or (folder / "test").is_dir():
+        return None
+    return f"{folder} has no test folder, so val is the test set. Use --val-fraction to hold out part of train."
+
+
 def _split_single(folder: Path, seed: int, problems: list[str] | None) -> Source:
     classes = list_classes(folder)
     if not classes:

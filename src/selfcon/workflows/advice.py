@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from selfcon.data.folders import describe_val
+from selfcon.data.shards import is_sharded
+from selfcon.data.sources import is_path
 from selfcon.workflows.settings import DEFAULT_RECIPE
 from selfcon.workflows.task import Task
 
 FEW_IMAGES = 5000
 _FEW_STEPS = 3000
+
+
+def describe_data(task: Task) -> list[str]:
+    """Return what to know about the test images."""
+    folder = Path(task.settings.data)
+    note = describe_val(folder) if is_path(task.settings.data) else None
+    return [] if note is None or is_sharded(folder) else [note]
 
 
 def advise_pretraining(task: Task) -> list[str]:

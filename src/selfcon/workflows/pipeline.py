@@ -37,7 +37,7 @@ from selfcon.training.pretraining import Pretraining
 from selfcon.training.probing import Probing
 from selfcon.training.progress import Forecast
 from selfcon.training.signals import Stop, watch
-from selfcon.workflows.advice import advise_pretraining
+from selfcon.workflows.advice import advise_pretraining, describe_data
 from selfcon.workflows.costs import explaining_shortage
 from selfcon.workflows.places import noted_counts
 from selfcon.workflows.reporting import read_page
@@ -228,7 +228,7 @@ def _print_notes(task: Task, *, begun: bool) -> None:
     """Print what is worth knowing before the first step."""
     if place := task.train.describe_place():
         say(place)
-    for sentence in () if begun else advise_pretraining(task):
+    for sentence in () if begun else [*describe_data(task), *advise_pretraining(task)]:
         say(f"note: {sentence}")
 
 
