@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from selfcon.analysis.embedding import describe, find_nearest, project
+from selfcon.analysis.embedding import describe, find_nearest, find_principal_plane, project
 from selfcon.errors import DataError, UsageError
 
 
@@ -46,6 +46,19 @@ def test_maps_keep_far_groups_apart(by: str) -> None:
     assert plane.shape == (80, 2)
     distances = torch.cdist(plane, plane)
     assert float(distances[:40, :40].mean()) < float(distances[:40, 40:].mean())
+
+
+def test_the_principal_plane_is_that_of_scikit_learn() -> None:
+    from sklearn.decomposition import PCA
+
+    torch.manual_seed(0)
+    features = torch.randn(60, 12) * torch.linspace(0.5, 3, 12)
+    plane = find_principal_plane(features)
+    expected = torch.from_numpy(PCA(2).fit_transform(normalize(features.double(), dim=1).numpy())).float()
+    torch.testing.assert_close(plane, expected * (plane[0] * expected[0]).sign(), atol=1e-5, rtol=1e-4)
+    farthest = plane.gather(0, plane.abs().argmax(0, keepdim=True))
+    assert (farthest > 0).all()
+    assert torch.equal(find_principal_plane(features), plane)
 
 
 def test_nearest() -> None:

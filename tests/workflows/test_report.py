@@ -47,8 +47,10 @@ def test_a_page_needs_nothing_but_the_folder(runs: Path, tmp_path: Path) -> None
     assert write_report([runs / "supcon"], out=tmp_path / "again.html") == tmp_path / "again.html"
     assert (tmp_path / "again.html").read_text() == before
     page = write_report([runs / "selfcon"], out=tmp_path / "one.html").read_text()
-    for words in ("How far to believe it", "Answering early", "data:image/svg+xml", "Where each exit puts 36 test"):
+    there = "Where each exit puts 36 test images (PCA)"
+    for words in ("How far to believe it", "Answering early", "data:image/svg+xml", there, "PCA map"):
         assert words in page
+    assert "t-SNE map:" not in page
     assert "Answering early" not in before
 
 
@@ -151,7 +153,8 @@ def test_of_one_exit_there_is_no_ensemble(runs: Path, tmp_path: Path) -> None:
     assert "<td>ensemble</td>" in write_report([runs / "selfcon"], out=tmp_path / "two.html").read_text()
 
 
-def test_an_exit_whose_features_are_one_point_has_no_map() -> None:
+@pytest.mark.parametrize(("samples", "by"), [(29_999, "pca"), (30_000, "tsne")])
+def test_an_exit_whose_features_are_one_point_has_no_map(samples: int, by: str) -> None:
     labels, points = torch.arange(40) % 2, torch.randn(40, 8)
     said = Predictions({"ensemble": torch.nn.functional.one_hot(labels).float()}, labels)
     collapsed = {"exit1": torch.full((40, 8), 0.3), "exit2": torch.zeros(40, 8), "exit3": points * torch.nan}
@@ -162,8 +165,10 @@ def test_an_exit_whose_features_are_one_point_has_no_map() -> None:
         describe=str,
         classes=("a", "b"),
         seed=0,
+        samples=samples,
     )
     assert list(found["maps"]) == ["backbone"]
+    assert found["map"] == by
 
 
 def test_exits_stand_in_the_order_of_their_stages() -> None:

@@ -70,6 +70,16 @@ def project(features: Tensor, *, by: str = "tsne", seed: int = 0) -> Tensor:
     return torch.as_tensor(plane).float()
 
 
+def find_principal_plane(features: Tensor) -> Tensor:
+    """Return features [N, D] on the plane [N, 2] of their two principal components (PCA), with a fixed sign."""
+    unit = normalize(features.double(), dim=1).cpu()
+    centered = unit - unit.mean(0)
+    values, vectors = torch.linalg.eigh(centered @ centered.T)  # ascending
+    plane: Tensor = (vectors[:, -2:] * values[-2:].clamp(min=0).sqrt()).flip(1)
+    farthest = plane.gather(0, plane.abs().argmax(0, keepdim=True))  # lies on the positive side
+    return (plane * farthest.sign()).float()
+
+
 def find_nearest(feature: Tensor, known: Tensor, *, count: int = 5) -> tuple[Tensor, Tensor]:
     """The rows of `known` [N, D] nearest to a feature [D], and their cosines."""
     if count < 1:

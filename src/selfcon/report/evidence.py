@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from selfcon.analysis.embedding import FEWEST_MAPPED, is_one_point, project
+from selfcon.analysis.embedding import FEWEST_MAPPED, find_principal_plane, is_one_point, project
 from selfcon.evaluation.accuracy import Predictions
 from selfcon.evaluation.answers import ENSEMBLE
 from selfcon.report.plots import draw_map, spread, thumbnail
 
 _MOST_MAPPED, _MOST_CONFUSED, _MOST_WRONG = 1000, 10, 24
+_SAMPLES_FOR_TSNE = 30_000  # epochs x training images, for which t-SNE takes about a tenth of a run on the digits
 
 
 def gather(
@@ -25,25 +26,30 @@ def gather(
     describe: Callable[[int], str],
     classes: tuple[str, ...],
     seed: int,
+    samples: int,
 ) -> dict[str, Any]:
-    """What evidence.json holds.
+    """Return what evidence.json holds.
 
     Of features [N, D] by exit, a way to get images [B] as uint8 [B, 3, H, W], and one to say where an image is from. An
-    exit whose features all point one way has no map.
+    exit whose features all point one way has no map. The map is a t-SNE map, or after training on few `samples` (epochs
+    x training images) a PCA map, which takes no time. It never depends on measured time, so equal runs have equal maps.
     """
     logits, labels = predictions.logits[ENSEMBLE], predictions.labels
     some = spread(len(labels), _MOST_MAPPED)
-    maps = {}
+    maps, by = {}, "tsne" if samples >= _SAMPLES_FOR_TSNE else "pca"
     if len(some) >= FEWEST_MAPPED:
         mapped = {name: normalize(each[some].float(), dim=1) for name, each in features.items()}
         maps = {
-            name: draw_map(project(each, seed=seed), labels[some], classes)
+            name: draw_map(
+                project(each, seed=seed) if by == "tsne" else find_principal_plane(each), labels[some], classes
+            )
             for name, each in mapped.items()
             if not is_one_point(each)
         }
     return {
         "tested": len(labels),
         "mapped": len(some),
+        "map": by,
         "maps": maps,
         "confusions": find_confusions(logits, labels, classes),
         "wrong": _find_wrong(logits, labels, pictures, describe, classes),

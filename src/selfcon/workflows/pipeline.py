@@ -216,6 +216,7 @@ def _run(run: RunFolder, settings: Settings, running: Running, world: World, sto
             describe=task.source.test.describe,
             classes=task.classes,
             seed=settings.seed,
+            samples=settings.epochs * len(task.train),
         )
         run.write("evidence.json", json.dumps(shown) + "\n")
     result = _write_result(task, run, spent, accuracy)
