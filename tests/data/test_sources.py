@@ -15,6 +15,7 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 
 import selfcon.data
+from selfcon.data.sources import _read_digits
 from selfcon.errors import BadImageError, DataError, InputMissingError, SelfconWarning, UnsafeError, UsageError
 
 
@@ -24,6 +25,12 @@ def test_digits() -> None:
     assert source.train[0].shape == (16, 16, 3)
     assert source.train.shape == (16, 16)
     assert np.bincount(source.test.labels).tolist() == [36, 37, 35, 37, 36, 36, 36, 36, 35, 36]  # 20 % of each digit
+
+
+def test_digits_are_read_as_scikit_learn_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = _read_digits()
+    monkeypatch.setattr(Path, "is_file", lambda path: False)  # the file has another place
+    assert np.array_equal(rows, _read_digits())
 
 
 def test_a_folder_is_read_as_torchvision_reads_it(folder: Path) -> None:

@@ -635,6 +635,27 @@ def test_eight_channels_and_an_odd_batch_do_not_break_the_process(stripes: Path,
     assert done.returncode == 0, done.stderr
 
 
+def test_a_short_run_imports_only_what_it_uses(tmp_path: Path) -> None:
+    code = f"""
+import sys
+import selfcon
+from selfcon.training.trainer import Trainer
+
+heavy, update, first = {{"matplotlib", "pandas", "scipy", "sklearn", "umap"}}, Trainer.update, set()
+
+def look(*given):
+    first.update(heavy & set(sys.modules))
+    update(*given)
+
+Trainer.update = look
+selfcon.fit(data="digits", out="run", limit_batches=1, **{options(epochs=1)!r})
+print(sorted(first), sorted(heavy & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[] ['matplotlib']", "the report draws"
+
+
 def test_a_last_batch_of_one_image_is_foreseen(tmp_path: Path) -> None:
     data = write_stripes(tmp_path / "x.npz", train=33, side=8)
     with pytest.raises(UsageError, match="choose another --batch-size than 32"):

@@ -9,10 +9,12 @@ import os
 import zipfile
 import zlib
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from selfcon.data.fine_grained import FINE_GRAINED, load_fine_grained
@@ -144,17 +146,29 @@ def list_sources() -> list[str]:
 
 def _load_digits() -> Source:
     """scikit-learn's handwritten digits: 8x8 grey made 16x16 RGB, 1,437 to train with and 360 to test on."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    grey = torch.tensor(digits.images, dtype=torch.float32)[:, None] * (255 / 16)
+    rows = _read_digits()
+    grey = torch.tensor(rows[:, :-1].reshape(-1, 1, 8, 8), dtype=torch.float32) * (255 / 16)
     larger = torch.nn.functional.interpolate(grey, size=16, mode="bilinear", align_corners=False)
     pixels = grey_to_rgb(larger[:, 0].round().to(torch.uint8).numpy())
-    labels = np.asarray(digits.target, dtype=np.int64)
+    labels = rows[:, -1].astype(np.int64)
     kept, held = hold_out(labels, _DIGITS_TEST, seed=0)
     every = ArrayImages(pixels, labels, "digits", may_flip=False)
     classes = tuple(str(digit) for digit in range(10))
     return Source("digits", classes, train=every.take(kept), test=every.take(held))
+
+
+def _read_digits() -> npt.NDArray[np.float64]:
+    """Return 64 pixels and a label per row, from scikit-learn's own file: importing it takes a second."""
+    package = find_spec("sklearn")
+    assert package is not None
+    assert package.origin is not None
+    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    if not path.is_file():  # a version that keeps it elsewhere
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        return np.column_stack([digits.data, digits.target])
+    return np.loadtxt(path, delimiter=",")
 
 
 def _load_npz(path: Path) -> Source:

@@ -10,10 +10,10 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
+if TYPE_CHECKING:  # matplotlib takes long to import: only what draws needs it
+    from matplotlib.figure import Figure
 
 GREY = "#808080"  # legible on light and on dark
 _PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
@@ -59,6 +59,8 @@ class Picture:
 
 def draw(work: Callable[[Figure], None], size: tuple[float, float]) -> Picture:
     """What `work` draws on a figure of that size in inches."""
+    import matplotlib as mpl
+
     figure = _figure(work, size)
     with mpl.rc_context({"svg.hashsalt": "selfcon", "svg.fonttype": "none"}):
         return Picture(_save(figure, "svg"), _save(figure, "png"))
@@ -70,6 +72,9 @@ def draw_png(work: Callable[[Figure], None], size: tuple[float, float]) -> bytes
 
 
 def _figure(work: Callable[[Figure], None], size: tuple[float, float]) -> Figure:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=size, layout="constrained")
     look: dict[Any, Any] = {
         "text.color": GREY,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.figure import Figure
 
 from selfcon.report.canvas import colour_of_exit, plain
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _NAMED = 20  # classes; more would not be told apart by their colours
 _LETTERS = 60  # of a line below a plane
@@ -18,6 +20,8 @@ def lay_out(
     planes: Mapping[str, np.ndarray], labels: np.ndarray, classes: Sequence[str]
 ) -> tuple[Callable[[Figure], None], tuple[float, float]]:
     """What draws planes [N, 2] side by side, and its size; few classes are named below, where no name hides another."""
+    import matplotlib as mpl
+
     few = len(classes) <= _NAMED
     colours = mpl.colormaps["tab10" if len(classes) <= 10 else "tab20" if few else "gist_ncar"]
     columns = min(5 * len(planes), max(1, _LETTERS * len(planes) // (4 + max(map(len, classes)))))

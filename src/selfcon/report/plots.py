@@ -5,11 +5,10 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
@@ -17,6 +16,9 @@ from selfcon.errors import UsageError
 from selfcon.evaluation.answers import distinct
 from selfcon.report.canvas import GREY, MARKS, colour_of_exit, colour_of_method, draw_png, plain
 from selfcon.report.maps import lay_out
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _MARKED = 20  # points of a curve that can be told apart
 
