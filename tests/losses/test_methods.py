@@ -20,6 +20,7 @@ import selfcon
 from selfcon.errors import NonFiniteError, SelfconWarning, UsageError
 from selfcon.losses import Tally, Term, contrastive_loss, methods
 from selfcon.losses.one_stage import OneStage
+from selfcon.networks.multi_exit import Output
 from tests.losses import oracle
 
 CONTRASTIVE = [
@@ -333,6 +334,15 @@ def test_defaults_and_exits_that_do_not_count() -> None:
     assert torch.equal(plain, contrastive_loss(features, labels, star.terms, alpha=1.0, temperature=0.1))
     views, terms = torch.randn(4, 2, 2, 5), selfcon.get_method("selfcon-mu").terms
     assert torch.equal(contrastive_loss(views, None, terms), selfcon.get_method("selfcon-mu").loss(views))
+
+
+@pytest.mark.parametrize("name", [name for name in CONTRASTIVE if selfcon.get_method(name).views == 2])
+@pytest.mark.parametrize("rows", [32, 33])
+def test_two_view_methods_refuse_one_label_per_row(name: str, rows: int) -> None:
+    method, features = selfcon.get_method(name), torch.randn(rows, 8)
+    output = Output(["backbone", "exit2"], {}, {"backbone": features, "exit2": features})
+    with pytest.raises(UsageError, match=r"(two|2) views per image, all first views and then all second views"):
+        method.loss_from_output(output, torch.arange(rows) % 4)
 
 
 def test_one_process_is_no_ring() -> None:

@@ -133,9 +133,12 @@ class Method:
         process_group: ProcessGroup | None = None,
         tally: Tally | None = None,
     ) -> Tensor:
-        """The loss of what a network returned, views stacked view by view; the options are those of `loss`.
+        """Return the loss of a network's output; the options are those of `loss`.
 
-        In one stage they are for the contrastive part, where there is one.
+        A method with two views needs two views per image, all first views and then all second views, and one label per
+        image: `loss_from_output(net(torch.cat([first_views, second_views])), labels)`. As many labels as rows of the
+        output are refused. Without labels, a batch with one view per image cannot be recognized: the loss would pair
+        unrelated images. In one stage, the options apply to the contrastive part, if there is one.
         """
         if output.names[0] != "backbone":
             raise UsageError(f"{self.name} needs the backbone's output, and this one stops at {output.names[-1]}.")
@@ -151,7 +154,9 @@ class Method:
             "tally": tally,
         }
         if self.one_stage is None:
-            return self.loss(output.projections_bved(self.views), labels, **options)
+            features = output.projections_bved(self.views)
+            self._check_labels_per_view(features.shape[0] * self.views, labels)
+            return self.loss(features, labels, **options)
         from selfcon.losses.gather import weigh_share, world_size
 
         if labels is None:
@@ -166,6 +171,16 @@ class Method:
             selfcon = get_method("selfcon").loss(output.projections_bved(self.views), labels, **options)
             loss = loss + self.one_stage.contrast * selfcon
         return loss
+
+    def _check_labels_per_view(self, rows: int, labels: Tensor | None) -> None:
+        """Refuse one label per row of the output where an image has several rows."""
+        if self.views > 1 and getattr(labels, "shape", (None,))[:1] == (rows,):
+            views = "two" if self.views == 2 else self.views
+            raise UsageError(
+                f"{self.name} needs {views} views per image, all first views and then all second views, but got {rows} "
+                f"labels for {rows} rows of the network's output. Run the network on torch.cat([first_views, "
+                f"second_views]), and pass one label per image."
+            )
 
 
 def list_methods(*, released: bool = False) -> list[str]:

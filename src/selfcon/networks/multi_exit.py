@@ -29,12 +29,15 @@ class Output:
     logits: dict[str, Tensor] = field(default_factory=dict)
 
     def projections_bved(self, views: int = 1) -> Tensor:
-        """The projections as [B, V, E, D], where the batch held the views one below the other (all of view 1 first)."""
+        """Return the projections as [B, V, E, D] of a batch with all first views and then all second views."""
         if not self.projections:
             raise UsageError("This network has no projection heads: create it with projection_dim.")
         stacked = torch.stack([self.projections[name] for name in self.names], dim=1)
         if views < 1 or len(stacked) % views:
-            raise UsageError(f"A batch of {len(stacked)} cannot hold {views} views of each sample.")
+            raise UsageError(
+                f"A batch of {len(stacked)} cannot hold {views} views per image, "
+                f"all first views and then all second views."
+            )
         return stacked.view(views, len(stacked) // views, *stacked.shape[1:]).transpose(0, 1)
 
 
