@@ -208,13 +208,13 @@ def test_a_class_that_is_never_guessed_is_told(tmp_path: Path, capsys: pytest.Ca
     assert (answer["top1"], answer["mean_per_class"]) == (pytest.approx(100 * 40 / 44), 50.0)
     page = (tmp_path / "run" / "report.html").read_text()
     assert "mean of classes" in page
-    assert "answer: seldom." in page
+    assert "Never predicted by the backbone: seldom." in page
     found = selfcon.evaluate(tmp_path / "run", device="cpu")
     assert (found["never_guessed"], found["accuracy"]["ensemble"]["mean_per_class"]) == (["seldom"], 50.0)
     show_result(result, tmp_path / "run", as_json=False)
     shown = capsys.readouterr().out
     assert "mean of classes" in shown
-    assert "never the ensemble's answer: 'seldom'" in shown
+    assert "never predicted by the backbone: 'seldom'" in shown
     even = selfcon.train(data=str(write_stripes(tmp_path / "even.npz")), out=tmp_path / "even", **options)
     assert "mean_per_class" not in even["accuracy"]["ensemble"]
 

@@ -59,7 +59,7 @@ def test_what_other_verbs_left_is_shown(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "selfcon", run)
     for name in ("classify-birds-0", "segment-voc-encoder-0"):
         (run / "transfer" / name).mkdir(parents=True)
-    linear = {"accuracy": {"backbone": {"top1": 61.25}, "ensemble": {"top1": 63.5}}}
+    linear = {"accuracy": {"backbone": {"top1": 61.25}, "exit2": {"top1": 60.0}, "ensemble": {"top1": 63.5}}}
     classified = {"method": "selfcon", "metric": "top1", "linear": linear}
     (run / "transfer" / "classify-birds-0" / "classify.json").write_text(json.dumps(classified))
     segmented = {"task": "segment", "method": "selfcon", "data": "voc", "miou": 17.75}
@@ -91,7 +91,14 @@ def test_many_runs_on_one_page(runs: Path, tmp_path: Path) -> None:
     hostile = tmp_path / "<img src=x onerror=alert(1)>"
     shutil.copytree(runs / "supcon", hostile)
     done = call("report", runs / "selfcon", hostile, "--out", tmp_path / "both.html", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, f"Report: {tmp_path / 'both.html'}\n"), done.stderr
+    assert done.returncode == 0, done.stderr
+    header, first, second, same, _, told = done.stdout.splitlines()
+    assert header.split()[:5] == ["run", "method", "backbone", "exit2", "ensemble"]
+    accuracy = json.loads((runs / "selfcon" / "results.json").read_text())["accuracy"]
+    assert first.split()[:5] == ["selfcon", "selfcon", *(f"{values['top1']:.1f}" for values in accuracy.values())]
+    assert second.startswith(f"{hostile.name}    supcon")
+    assert same.startswith("The same in all runs: epochs 2, seed 0, network resnet18")
+    assert told == f"Report: {tmp_path / 'both.html'}"
     page = (tmp_path / "both.html").read_text()
     assert "<img src=x" not in page
     assert "&lt;img src=x onerror=alert(1)&gt;" in page
@@ -114,7 +121,8 @@ def test_runs_that_differ_in_their_seed_are_taken_together(runs: Path, tmp_path:
             (run / "results.json").write_text(json.dumps(result))
     done = call("report", *(str(path) for path in sorted(tmp_path.iterdir())), "--out", "page.html", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    header, first, second, told = done.stdout.splitlines()
+    *every, _, header, first, second, _, told = done.stdout.splitlines()
+    assert [line.split()[0] for line in every[1:5]] == ["selfcon-0", "selfcon-1", "selfcon-2", "supcon-0"]
     assert header.split()[:2] == ["method", "backbone"]
     assert header.split()[-1] == "seeds"
     assert first.startswith("selfcon   72.0 ± 2.6")
@@ -151,6 +159,30 @@ def test_of_one_exit_there_is_no_ensemble(runs: Path, tmp_path: Path) -> None:
     assert "<td>backbone</td>" in page
     assert "<td>ensemble</td>" not in page
     assert "<td>ensemble</td>" in write_report([runs / "selfcon"], out=tmp_path / "two.html").read_text()
+
+
+def test_a_report_of_a_network_with_one_exit_does_not_mention_an_ensemble(runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / "supcon", run)
+    result = json.loads((run / "results.json").read_text())
+    (run / "results.json").write_text(json.dumps({**result, "never_guessed": ["rows"]}))
+    (run / "transfer" / "classify-birds-0").mkdir(parents=True)
+    both = {"backbone": {"top1": 61.25}, "ensemble": {"top1": 61.25}}
+    classified = {"method": "supcon", "metric": "top1", "linear": {"accuracy": both}}
+    (run / "transfer" / "classify-birds-0" / "classify.json").write_text(json.dumps(classified))
+    errors = {"clean_error": {"backbone": 32.1}, "errors": {"backbone": {"fog": [33.0]}}, "severities": [1]}
+    corrupted = {**errors, "images": 36, "summary": {name: {"mean_error": 44.4} for name in both}}
+    (run / "transfer" / "corruption.json").write_text(json.dumps(corrupted))
+    page = re.sub(r'"data:[^"]*"', "", write_report([run]).read_text())
+    assert "ensemble" not in page
+    assert "Never predicted by the backbone: rows." in page
+    assert "61.2" in page
+    assert "44.4" in page
+
+
+def test_settings_show_the_learning_rate_that_was_used(runs: Path, tmp_path: Path) -> None:
+    page = write_report([runs / "selfcon"], out=tmp_path / "one.html").read_text()
+    assert "<tr><td>lr</td><td>0.003</td></tr>" in page
 
 
 @pytest.mark.parametrize(("samples", "by"), [(29_999, "pca"), (30_000, "tsne")])
@@ -266,6 +298,22 @@ def test_a_folder_of_runs_is_all_of_them(runs: Path, tmp_path: Path) -> None:
     page = write_report(tmp_path / "seeds")  # type: ignore[arg-type]
     assert page == tmp_path / "seeds" / "report.html"
     assert page.read_text().count("<section ") == 2
+    write_report([tmp_path / "seeds", tmp_path / "seeds" / "seed-0"], out=page)
+    assert page.read_text().count("<section ") == 2
+
+
+def test_runs_of_the_same_name_are_told_apart_by_their_parent_directories(runs: Path, tmp_path: Path) -> None:
+    for folder in ("a/one", "b/one", "b/two"):
+        for seed in (0, 1):
+            shutil.copytree(runs / "selfcon", tmp_path / folder / f"seed-{seed}")
+    shutil.copytree(runs / "supcon", tmp_path / "supcon")
+    seen: list[str] = []
+    folders = [tmp_path / "a" / "one", tmp_path / "b" / "one", tmp_path / "b" / "two", tmp_path / "supcon"]
+    write_report(
+        folders, out=tmp_path / "all.html", after_each=lambda _, pages: seen.extend(page.name for page in pages)
+    )
+    names = ["a/one/seed-0", "a/one/seed-1", "b/one/seed-0", "b/one/seed-1", "two/seed-0", "two/seed-1", "supcon"]
+    assert seen == names
 
 
 def test_an_encoder_that_is_probed_is_under_way(runs: Path, tmp_path: Path) -> None:

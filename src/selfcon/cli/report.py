@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from selfcon.cli.parsing import Parser, print_json
 from selfcon.cli.results import print_table
+from selfcon.errors import printable
 
 if TYPE_CHECKING:
     from selfcon.report.page import RunPage
@@ -39,7 +40,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from selfcon.report.page import tabulate_runs, tabulate_seeds
+    from selfcon.report.page import compare_runs, tabulate_runs, tabulate_seeds
     from selfcon.report.seeds import group_by_seed
     from selfcon.workflows.reporting import write_report
 
@@ -55,8 +56,13 @@ def run(options: argparse.Namespace) -> int:
             ]
             print_json({"report": str(path), "runs": runs, "seeds": [each.to_dict() for each in group_by_seed(pages)]})
         elif not told:
+            if len(pages) > 1:
+                table, same = compare_runs(pages)
+                print_table(table.header, table.as_text())
+                print(f"The same in all runs: {printable(same)}.\n" if same else "")
             if seeds := tabulate_seeds(pages):
-                print_table(seeds.header, seeds.rows)
+                print_table(seeds.header, seeds.as_text())
+                print()
             print(f"Report: {path}", flush=True)
         told.append(path)
 

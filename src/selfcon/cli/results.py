@@ -8,7 +8,7 @@ from typing import Any
 
 from selfcon.cli.parsing import print_json
 from selfcon.errors import name_some, printable
-from selfcon.evaluation.answers import distinct
+from selfcon.evaluation.answers import distinct, final_answer
 from selfcon.progress import speaks
 
 
@@ -50,9 +50,11 @@ def accuracy_lines(accuracy: dict[str, dict[str, float]]) -> list[str]:
 
 
 def never_lines(result: dict[str, Any]) -> list[str]:
-    """Classes that are never the answer."""
+    """Return a line with the classes that are never predicted, if there are any."""
     never = result.get("never_guessed", [])
-    return [f"never the ensemble's answer: {printable(name_some(never))}"] if never else []
+    if not never:
+        return []
+    return [f"never predicted by the {final_answer(result['accuracy'])}: {printable(name_some(never))}"]
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

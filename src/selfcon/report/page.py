@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from selfcon.config import make_settings
-from selfcon.evaluation.answers import distinct
+from selfcon.evaluation.answers import distinct, final_answer
 from selfcon.report.plots import draw_curves, draw_together, sort_answers
 from selfcon.report.seeds import group_by_seed
 
@@ -28,6 +28,13 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[str | float | None]]
     formats: Mapping[str, str] = field(default_factory=dict)
+
+    def as_text(self) -> list[list[str]]:
+        """Return the cells of every row as the page shows them."""
+        return [
+            [_number(value, self.formats.get(name)) for name, value in zip(self.header, row, strict=True)]
+            for row in self.rows
+        ]
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,11 @@ class RunPage:
         return "accuracy" in self.result or all(line["stage"] != "probe" for line in self.metrics)
 
     @property
+    def final_answer(self) -> str:
+        """Return the prediction whose errors the page lists: the ensemble, or the only exit."""
+        return final_answer((self.result or {}).get("accuracy", {}))
+
+    @property
     def progress(self) -> str:
         """How far a run is."""
         if not self.metrics:
@@ -90,7 +102,7 @@ def render(pages: Sequence[RunPage], *, refresh: int | None = None) -> str:
     environment.filters["number"] = _number
     environment.filters["distinct"] = distinct
     environment.filters["breakable"] = _breakable
-    columns, same = _tabulate(pages) if len(pages) > 1 else (None, "")
+    columns, same = compare_runs(pages) if len(pages) > 1 else (None, "")
     script = (files("selfcon.report") / "templates" / "report.js").read_text(encoding="utf-8")
     return environment.get_template("report.html").render(
         pages=pages,
@@ -105,8 +117,8 @@ def render(pages: Sequence[RunPage], *, refresh: int | None = None) -> str:
     )
 
 
-def _tabulate(pages: Sequence[RunPage]) -> tuple[Table, str]:
-    """The table of many runs, a line each, and what would be the same in all lines."""
+def compare_runs(pages: Sequence[RunPage]) -> tuple[Table, str]:
+    """Return the comparison table of several runs, and the values that are equal in all of them."""
     table = tabulate_runs(pages)
     same = {
         name: str(table.rows[0][place])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from jinja2 import TemplateError
 
 from selfcon.config import Settings, flatten, make_settings, read_yaml
 from selfcon.errors import DataError, InputMissingError, StorageError, UsageError, hint_path, name_some
+from selfcon.evaluation.answers import distinct
 from selfcon.paper.exhibits import get_exhibit, identify, list_exhibits
 from selfcon.progress import say
 from selfcon.report.page import RunPage, Section, Table, render
@@ -55,11 +58,12 @@ def write_report(
     if watch is not None and not watch >= 1:
         raise UsageError(f"A page is written again every so many seconds, at least 1, not {watch:g}.")
     named = [Path(folder) for folder in run_folders]
-    folders = _only_runs([run for folder in named for run in _runs_in(folder)])
+    found = _only_runs([run for folder in named for run in _runs_in(folder)])
+    folders = list({folder.resolve(): folder for folder in found}.values())  # each run once
     beside = named[0] if len(named) == 1 else Path()  # the run, or the folder of its seeds
     path = Path(out) if out is not None else beside / "report.html"
     while True:
-        pages = [read_page(folder) for folder in folders]
+        pages = _with_distinct_names([read_page(folder) for folder in folders], folders)
         live = watch is not None and not all(page.done for page in pages)
         try:
             write_whole(path, _draw(pages, round(watch or 1) if live else None))
@@ -91,6 +95,18 @@ def _runs_in(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.glob("[!.]*/config.yaml")) or [folder]
 
 
+def _with_distinct_names(pages: list[RunPage], folders: Sequence[Path]) -> list[RunPage]:
+    """Return the pages, with as many parent directories in front of equal names as make them differ."""
+    parts = [folder.resolve().parts[1:] for folder in folders]
+    for depth in range(2, max(map(len, parts)) + 1):
+        counts = Counter(page.name for page in pages)
+        pages = [
+            replace(page, name="/".join(path[-depth:])) if counts[page.name] > 1 else page
+            for page, path in zip(pages, parts, strict=True)
+        ]
+    return pages
+
+
 def _draw(pages: Sequence[RunPage], refresh: int | None) -> bytes:
     try:
         return render(pages, refresh=refresh).encode("utf-8", "replace")
@@ -111,7 +127,7 @@ def read_page(folder: Path) -> RunPage:
     result = _read(folder / "results.json")
     page = RunPage(
         name=folder.resolve().name,
-        settings=flatten(settings.model_dump(mode="json")),
+        settings={**flatten(settings.model_dump(mode="json")), "lr": settings.learning_rate},
         metrics=_read_lines(folder / "metrics.jsonl"),
         result=result or None,
         evidence=_read(folder / "evidence.json") or None,
@@ -248,14 +264,16 @@ def _show_transfer(folder: Path) -> list[Section]:
         found = _read(path)
         for mode in ("linear", "knn", "finetune"):
             if mode in found:
-                each = found[mode]["accuracy"]
+                each = distinct(found[mode]["accuracy"])
                 best = {name: float(values[found["metric"]]) for name, values in each.items()}
                 numbers = [best.get("backbone"), best.get("ensemble")]
                 classified.append([path.parent.name, found["method"], mode, *numbers])
     if classified:
-        sections.append(
-            Section("Other classes", table=Table(["data", "encoder", "how", "backbone, %", "ensemble, %"], classified))
-        )
+        header = ["data", "encoder", "how", "backbone, %", "ensemble, %"]
+        if all(row[-1] is None for row in classified):  # of networks with one exit
+            header.pop()
+            classified = [row[:-1] for row in classified]
+        sections.append(Section("Other classes", table=Table(header, classified)))
     scenes: list[list[str | float | None]] = []
     pictures = {}
     for path in sorted(folder.glob("*/results.json")):
@@ -270,9 +288,9 @@ def _show_transfer(folder: Path) -> list[Section]:
             Section("Scenes", table=Table(["folder", "encoder", "task", "measure", "%"], scenes), pictures=pictures)
         )
     if corrupted := _read(folder / "corruption.json"):
-        summary = corrupted["summary"]
+        summary = distinct(corrupted["summary"])
         names = list(next(iter(summary.values())))
-        rows = [
+        rows: list[list[str | float | None]] = [
             [leave, float(corrupted["clean_error"][leave]), *(float(each[name]) for name in names)]
             for leave, each in summary.items()
         ]
