@@ -67,3 +67,14 @@ def test_neighbours_against_a_loop() -> None:
         knn.accuracy(asked, labels, known, known_labels, temperature=0)
     nearest = knn.accuracy(asked, labels, known, known_labels, k=1)
     assert knn.accuracy(asked, labels, known, known_labels, k=20, temperature=1e-5) == nearest
+
+
+def test_knn_of_a_network_is_an_error_that_names_the_function_for_features() -> None:
+    net = selfcon.create_model("resnet18", width=0.125)
+    with pytest.raises(
+        UsageError, match=r"takes the path of a run directory, but got a MultiExitNetwork\..*knn\.accuracy"
+    ):
+        selfcon.knn(net)  # type: ignore[arg-type]
+    for function in (selfcon.knn, selfcon.evaluate, selfcon.calibrate, selfcon.load):
+        with pytest.raises(UsageError, match="Expected the path of a run directory, but got a dict"):
+            function({})  # type: ignore[arg-type]

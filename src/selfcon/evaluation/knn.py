@@ -31,7 +31,16 @@ def classify(
 def accuracy(
     features: Tensor, labels: Tensor, known: Tensor, known_labels: Tensor, *, k: int = 20, temperature: float = 0.07
 ) -> float:
-    """Percent of features whose neighbours vote for their label."""
+    """Return the percentage of features whose k nearest neighbors vote for their label.
+
+    Args:
+        features: Features [N, D] to classify.
+        labels: Their labels [N].
+        known: Features [M, D] of the neighbors, usually of the training images.
+        known_labels: The labels [M] of the neighbors.
+        k: Number of neighbors that vote.
+        temperature: Neighbors vote with the weight exp(cosine similarity / temperature).
+    """
     classes = int(torch.cat([labels, known_labels]).max()) + 1
     scores = classify(features, known, known_labels, classes=classes, k=k, temperature=temperature)
     return 100 * float((scores.argmax(1) == labels).double().mean())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from selfcon.errors import (
     SelfconWarning,
     StorageError,
     UnsafeError,
+    UsageError,
     hint_path,
 )
 from selfcon.networks.added import check_there, describe_network
@@ -67,6 +69,8 @@ def load_model(path: str | Path) -> tuple[MultiExitNetwork, dict[str, Any]]:
     The folder may be somebody else's: nothing in it is executed, no file outside it is read, and no memory is taken for
     a network before the weights are seen to fit it.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"Expected the path of a run directory, but got a {type(path).__name__}.")
     path = Path(path)
     if missing := [name for name in ("model.json", "model.safetensors") if not (path / name).is_file()]:
         if path.is_file():

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from selfcon.errors import UsageError
 from selfcon.evaluation import knn as neighbours
 from selfcon.evaluation.accuracy import embed, find_never_guessed, predict, summarise
@@ -30,7 +32,27 @@ def evaluate(
 
 
 def knn(run_folder: str | Path, *, k: int = 20, temperature: float = 0.07, device: str = "auto") -> dict[str, Any]:
-    """Accuracy of the nearest training images in the features of every exit, on the test images."""
+    """Return the k-NN accuracy of every exit on the test images, with the training images as neighbors.
+
+    Args:
+        run_folder: Path of a run directory. For a network without one, pass features and labels of your own data to
+            `selfcon.evaluation.knn.accuracy`.
+        k: Number of neighbors that vote.
+        temperature: Neighbors vote with the weight exp(cosine similarity / temperature).
+        device: `auto`, `cpu`, `cuda`, ...
+
+    Returns:
+        The accuracy in percent by exit (`accuracy`), `data`, `k`, and the number of test `images`.
+
+    Raises:
+        UsageError: If `run_folder` is not a path.
+    """
+    if isinstance(run_folder, nn.Module):
+        raise UsageError(
+            f"selfcon.knn takes the path of a run directory, but got a {type(run_folder).__name__}. For your own "
+            f"network and data, compute features such as net(images).features['backbone'] and use `from "
+            f"selfcon.evaluation import knn; knn.accuracy(test_features, test_labels, train_features, train_labels)`."
+        )
     run = open_run(run_folder, device)
     train, test = run.split("train"), run.split("test")
     known, asked = embed(run.net, train, size=run.size), embed(run.net, test, size=run.size)

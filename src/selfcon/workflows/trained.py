@@ -188,9 +188,9 @@ class TrainedRun:
 
 
 def open_run(run_folder: str | Path, device: str = "auto") -> TrainedRun:
-    """The model of a run folder on a device."""
+    """Return the model of a run directory on a device."""
+    net, facts = load_model(run_folder)
     folder = Path(run_folder)
-    net, facts = load_model(folder)
     settings = make_settings(read_yaml(inside(folder, "config.yaml")))
     chosen = choose_device(device)
     return TrainedRun(folder, net.to(chosen), facts, with_data(folder, settings), chosen, folder / "model.safetensors")
