@@ -75,8 +75,10 @@ def test_forward() -> None:
         net(torch.randn(2, 1, 32, 32))
     with pytest.raises(UsageError, match="images must be a tensor, not list"):
         net([0])  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"must be floating point .* not torch.uint8"):
-        net(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
+    stored = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
+    with pytest.raises(UsageError, match=r"not torch.uint8 .* Convert .*: \(images.float\(\) / 255 - mean\) / std"):
+        net(stored)
+    net((stored.float() / 255 - torch.full((3, 1, 1), 0.5)) / torch.full((3, 1, 1), 0.25))
     with pytest.raises(UsageError, match="A batch of 3 cannot hold 2 views"):
         net(torch.randn(3, 3, 32, 32)).projections_bved(views=2)
     with pytest.raises(UsageError, match="cannot hold 0 views"):

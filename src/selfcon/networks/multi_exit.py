@@ -80,9 +80,13 @@ class MultiExitNetwork(nn.Module):
         if not isinstance(images, Tensor):
             raise UsageError(f"images must be a tensor, not {type(images).__name__}.")
         if images.ndim != 4 or images.shape[1] != self.in_channels or not images.is_floating_point():
+            advice = (
+                " Convert and normalize them first: (images.float() / 255 - mean) / std, with the mean and standard "
+                f"deviation of each channel as tensors of the shape [{self.in_channels}, 1, 1]."
+            )
             raise UsageError(
                 f"images must be floating point of the shape [B, {self.in_channels}, H, W], "
-                f"not {images.dtype} {list(images.shape)}."
+                f"not {images.dtype} {list(images.shape)}.{'' if images.is_floating_point() else advice}"
             )
         wanted = [leave for leave in self.exits if upto in (None, leave.name)]
         whole = upto in (None, BACKBONE)
