@@ -71,6 +71,14 @@ def test_several_seeds_are_runs_beside_each_other(place: Path) -> None:
     assert (wrong.returncode, "seed" in wrong.stderr) == (64, True)
 
 
+def test_several_seeds_in_a_run_with_one_seed_are_an_error_that_says_why(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "config.yaml").touch()
+    done = call("fit", "--out", "runs", "--seed", "0,1", cwd=tmp_path)
+    assert done.returncode == 64
+    assert "but runs with several seeds are stored in subdirectories such as runs/seed-0. Choose another" in done.stderr
+
+
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     write_stripes(tmp_path / "stripes.npz", train=240)

@@ -57,9 +57,12 @@ def run_training(options: argparse.Namespace, unknown: list[str], verb: str) -> 
     if not several:
         show_result(work(out=out, **given), out, as_json=options.json)
         return 0
-    if (out / "config.yaml").exists():
-        raise UsageError(f"{out} holds a run of one seed: choose another --out for several.")
     folders = [out / f"seed-{each.seed}" for each in every]
+    if (out / "config.yaml").exists():
+        raise UsageError(
+            f"{out} contains a run with one seed, but runs with several seeds are stored in subdirectories such as "
+            f"{folders[0]}. Choose another --out, for example --out {out}-seeds."
+        )
     for folder, each in zip(folders, asked, strict=True):
         result = work(out=folder, **each)
         if not options.json:
