@@ -147,6 +147,24 @@ def test_a_learned_temperature(stripes: Path, tmp_path: Path) -> None:
     assert not any("temperature" in name for name in load_file(tmp_path / "run" / "model.safetensors"))
 
 
+def test_the_default_run_directory_is_that_of_the_command_line(
+    stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline, opened = importlib.import_module("selfcon.workflows.pipeline"), []
+
+    def refuse(path: Path, *_: Any, **__: Any) -> Any:
+        opened.append(path)
+        raise UsageError("This test does not train.")
+
+    monkeypatch.setattr(pipeline.RunFolder, "open", refuse)
+    for train, method in ((selfcon.fit, "selfcon"), (selfcon.pretrain, "supcon"), (selfcon.train, "ce")):
+        with pytest.raises(UsageError, match="does not train"):
+            train(data=str(stripes), method=method, **SMALL)
+    done = call("fit", "--data", stripes, "--device", "cpu", cwd=tmp_path)
+    assert "does not train" in done.stderr
+    assert opened == [Path("runs") / f"stripes-resnet18-{name}" for name in ("selfcon", "supcon", "ce", "selfcon")]
+
+
 def test_done_is_said_and_other_settings_are_refused(stripes: Path, tmp_path: Path) -> None:
     first = selfcon.fit(data=str(stripes), out=tmp_path / "run", **SMALL)
     weights = (tmp_path / "run" / "model.safetensors").read_bytes()

@@ -13,7 +13,7 @@ from functools import partial
 from selfcon.cli import report
 from selfcon.cli.parsing import Parser
 from selfcon.cli.results import show_result
-from selfcon.cli.settings import add_settings, default_folder, read_settings
+from selfcon.cli.settings import add_settings, read_settings
 from selfcon.errors import UsageError
 from selfcon.progress import say, speaks
 
@@ -34,7 +34,7 @@ def run_training(options: argparse.Namespace, unknown: list[str], verb: str) -> 
     given, wrong = read_settings(options, unknown)
     from selfcon import workflows
     from selfcon.losses.methods import get_method
-    from selfcon.workflows.settings import collect_settings
+    from selfcon.workflows.settings import collect_settings, default_folder
 
     seed = given.get("seed")
     several = seed if isinstance(seed, list) else []

@@ -165,9 +165,3 @@ def flag_of(setting: str) -> str:
     if setting == "weights":
         return "--init"
     return f"--{setting}" if "." in setting else f"--{setting.replace('_', '-')}"
-
-
-def default_folder(settings: Any) -> Path:
-    """Where a run goes that was not told."""
-    name = Path(settings.data).stem or settings.data
-    return Path("runs") / f"{name}-{settings.model}-{settings.method}"

@@ -41,7 +41,7 @@ from selfcon.workflows.advice import advise_pretraining, describe_data
 from selfcon.workflows.costs import explaining_shortage
 from selfcon.workflows.places import noted_counts
 from selfcon.workflows.reporting import read_page
-from selfcon.workflows.settings import collect_settings
+from selfcon.workflows.settings import collect_settings, default_folder
 from selfcon.workflows.task import Running, Task, check_settings, make_policy, prepare, read_source, weights_file
 
 Result = dict[str, Any]
@@ -51,7 +51,7 @@ _LARGEST_TOLD = 4096  # images of a batch, for which that is a matter of two sec
 
 def fit(
     *,
-    out: str | Path,
+    out: str | Path | None = None,
     recipe: str | None = None,
     device: str = "auto",
     compile: bool | None = None,
@@ -61,11 +61,11 @@ def fit(
     trust: bool = False,
     **settings: Any,
 ) -> Result:
-    """Train, probe every exit and their ensemble, write the report; returns what results.json holds.
+    """Train, probe every exit and their ensemble, write the report; return what results.json holds.
 
-    Settings go by their names (`epochs=3`, `optim={"momentum": 0.95}`). The same call again goes on where it was
-    stopped, or returns the result at once where it is done. On a GPU long stages are compiled, unless `compile` says
-    otherwise.
+    `out` is the run directory, by default runs/DATA-MODEL-METHOD as on the command line. Settings go by their names
+    (`epochs=3`, `optim={"momentum": 0.95}`). The same call again resumes a run that was stopped, and returns the result
+    at once if the run is done. On a GPU long stages are compiled, unless `compile` says otherwise.
     """
     chosen = collect_settings(recipe, settings)
     running = Running.choose(device=device, compile=compile, log=log, deterministic=deterministic, trust=trust)
@@ -74,7 +74,7 @@ def fit(
 
 def pretrain(
     *,
-    out: str | Path,
+    out: str | Path | None = None,
     recipe: str | None = None,
     device: str = "auto",
     compile: bool | None = None,
@@ -84,7 +84,10 @@ def pretrain(
     trust: bool = False,
     **settings: Any,
 ) -> Result:
-    """Train the encoder alone, by a two-stage method; `probe` can follow in the same folder."""
+    """Train the encoder alone, by a two-stage method; `probe` can follow in the same directory.
+
+    `out` is the run directory, by default runs/DATA-MODEL-METHOD as on the command line.
+    """
     chosen = collect_settings(recipe, settings)
     if check_settings(chosen).stages == 1:
         raise UsageError(f"{chosen.method} trains in one stage: use `selfcon train` or `selfcon fit`.")
@@ -94,7 +97,7 @@ def pretrain(
 
 def train(
     *,
-    out: str | Path,
+    out: str | Path | None = None,
     recipe: str | None = None,
     device: str = "auto",
     compile: bool | None = None,
@@ -104,7 +107,10 @@ def train(
     trust: bool = False,
     **settings: Any,
 ) -> Result:
-    """Train encoder and classifier together, by a one-stage method."""
+    """Train encoder and classifier together, by a one-stage method.
+
+    `out` is the run directory, by default runs/DATA-MODEL-METHOD as on the command line.
+    """
     chosen = collect_settings(recipe, settings)
     if check_settings(chosen).stages == 2:
         raise UsageError(f"{chosen.method} trains in two stages: use `selfcon fit`, or pretrain and probe.")
@@ -113,10 +119,11 @@ def train(
 
 
 def run_stages(
-    settings: Settings, out: str | Path, running: Running, *, overwrite: bool, verb: str, probe: bool
+    settings: Settings, out: str | Path | None, running: Running, *, overwrite: bool, verb: str, probe: bool
 ) -> Result:
     """All stages of a run in its folder; under torchrun, all processes together."""
     check_settings(settings)
+    out = default_folder(settings) if out is None else out
     begun = has_learnt(out) or (Path(out) / "results.json").exists()
     if settings.weights is not None and (overwrite or not begun):
         check_weights(weights_file(settings), trust=running.trust)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from selfcon.config import Settings, flatten, make_settings
@@ -52,6 +53,12 @@ def collect_settings(
     if tell:
         _tell_idle(settings, flatten(given))
     return settings
+
+
+def default_folder(settings: Settings) -> Path:
+    """Return the run directory that is used if none is given: runs/DATA-MODEL-METHOD."""
+    name = Path(settings.data).stem or settings.data
+    return Path("runs") / f"{name}-{settings.model}-{settings.method}"
 
 
 def _tell_idle(settings: Settings, given: Mapping[str, Any]) -> None:
