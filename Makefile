@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 INTEGRATIONS := .venv/.ready-integrations
 WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 COMPILE_LOCK = $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header --python-version 3.11
 
 .PHONY: setup demo quick test test-slow lint format bench results site screenshots dist lock audit mutants clean

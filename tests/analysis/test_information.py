@@ -21,7 +21,7 @@ def correlated(nats: float, dimensions: int, samples: int) -> tuple[torch.Tensor
     return a, rho * a + math.sqrt(1 - rho**2) * torch.randn(samples, dimensions, generator=generator)
 
 
-_NATS = [0.5, 2.0, pytest.param(1.0, marks=pytest.mark.slow)]
+_NATS = [2.0, *(pytest.param(nats, marks=pytest.mark.slow) for nats in (0.5, 1.0))]
 
 
 @pytest.mark.medium

@@ -144,7 +144,10 @@ def test_what_a_user_reads(place: Path) -> None:
     assert "positives of an anchor" in done.stdout
 
 
-@pytest.mark.parametrize("images", [40, 12], ids=["several batches", "less than one"])
+@pytest.mark.parametrize(
+    "images",
+    [pytest.param(40, marks=pytest.mark.slow, id="several batches"), pytest.param(12, id="less than one")],
+)
 def test_bench(images: int, tmp_path: Path) -> None:
     small = ["--width", "0.125", "--images", str(images), "--batch-size", "16", "--image-size", "16", "--epochs", "1"]
     done = run("bench", *small, "--workers", "1", "--methods", "supcon", "--device", "cpu", "--json", cwd=tmp_path)

@@ -41,7 +41,7 @@ def loss_and_gradient(
     return loss.detach(), gradient
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:no anchor of this batch", "ignore:this loss has anchors at sub-networks")
 @given(
     name=st.sampled_from(CONTRASTIVE),
@@ -216,7 +216,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
 """
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_tiles_need_little_memory() -> None:
     done = subprocess.run([sys.executable, "-c", _MEMORY], check=True, capture_output=True, text=True, timeout=300)
     assert float(done.stdout) < 0.5  # GiB; the dense form's matrices of 16,000 x 16,000 would take more than 4

@@ -48,6 +48,7 @@ def check_pictures(folder: Path, *names: str) -> None:
         ET.fromstring((folder / f"{name}.svg").read_text())
 
 
+@pytest.mark.slow
 def test_information(runs: Path, tmp_path: Path) -> None:
     folders = [runs / "ce", runs / "selfcon"]
     result = selfcon.analyze.information(folders, seeds=2, steps=20, out=tmp_path, device="cpu")

@@ -646,6 +646,7 @@ def test_small_squares_in_files_need_no_size(tmp_path: Path) -> None:
     assert find_size(selfcon.data.load(tmp_path / "noise")) is None, "a size that takes long is chosen"
 
 
+@pytest.mark.slow
 def test_eight_channels_and_an_odd_batch_do_not_break_the_process(stripes: Path, tmp_path: Path) -> None:
     """They do with channels last on a CPU, in PyTorch 2.15: the process is aborted, so it must be another one."""
     code = f"import selfcon; selfcon.fit(data={str(stripes)!r}, out='run', **{options(batch_size=29)!r})"
