@@ -440,14 +440,6 @@ def test_a_run_whose_model_is_gone_is_not_done(stripes: Path, tmp_path: Path) ->
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == model
 
 
-def test_several_seeds_do_not_go_where_one_is(stripes: Path, tmp_path: Path) -> None:
-    words: list[str | Path] = ["fit", "--data", stripes, "--width", "0.125", "--epochs", "1", "--device", "cpu"]
-    words += ["--batch-size", "32", "--probe.epochs", "1"]
-    assert call(*words, "--out", "one", cwd=tmp_path).returncode == 0
-    done = call(*words, "--out", "one", "--seed", "0,1", cwd=tmp_path)
-    assert (done.returncode, "one holds a run of one seed" in done.stderr) == (64, True)
-
-
 @pytest.mark.parametrize(
     ("name", "value", "base"),
     [
