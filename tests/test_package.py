@@ -122,7 +122,7 @@ def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
                 Image.fromarray(pixels.astype(np.uint8)).save(directory / f"{number}.jpg")
     blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     commands = [line for block in blocks for line in block.splitlines()]
-    assert len(commands) >= 6
+    assert len(commands) == 5
     for command in commands:
         program, *arguments = shlex.split(command)
         assert program == "selfcon"
