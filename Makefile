@@ -15,7 +15,7 @@ $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) scripts/setup_env.py
 
 $(INTEGRATIONS): $(READY) requirements-integrations.lock
-	@$(PYTHON) scripts/setup_env.py --lock requirements-integrations.lock --ready $(@F)
+	@$(BIN)/python scripts/setup_env.py --lock requirements-integrations.lock --ready $(@F)
 
 demo: $(READY)
 	$(BIN)/selfcon fit --out runs/demo

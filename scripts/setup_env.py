@@ -16,17 +16,18 @@ import time
 from pathlib import Path
 
 MIN_PYTHON = (3, 11)
+VENV = Path(".venv")
 DISK_GB = 8.0  # the environment takes about 7 GB
 
-# A pattern in the output of uv or pip, and the sentence for the user. The first match counts.
+# A pattern in the errors of uv or pip, and the sentence for the user. The first match counts.
 FAILURES = (
     (
         r"(?i)hash mismatch|do not match the hashes|must have a hash|pinned with ==",
-        "{lock} has a wrong or missing hash for a package. Run `git checkout {lock}`.",
+        "{package} does not match its hash in {lock}. Run `git checkout {lock}`, and check your package index.",
     ),
     (r"(?i)no space left|os error 28\b", "The disk is full. Free about {disk:.0f} GB and run make setup again."),
     (
-        r"(?i)connect|proxy|tunnel|\bdns\b|error sending request|failed to fetch|timed out",
+        r"(?i)(tcp|tunnel|proxy|connection) \w*|\bdns\b|error sending request|failed to fetch|timed out",
         "Packages cannot be downloaded{proxy}. Check the connection and run make setup again.",
     ),
 )
@@ -62,34 +63,40 @@ def check_disk(path: Path) -> None:
 def run(command: "list[object]", lock: str) -> None:
     """Run an installer and show its progress; turn a known failure into one sentence."""
     words = [str(word) for word in command]
-    lines = []  # type: list[str]
-    failed = []  # type: list[str]
+    errors = []  # type: list[str]
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True, errors="replace"
     ) as process:
         for line in process.stdout or ():
-            lines.append(line)
-            if failed or re.match(r"\s*(\u00d7|error:|ERROR:)", line):
-                failed.append(line)
+            if errors or re.match(r"\s*(\u00d7|error:|ERROR:)", line):
+                errors.append(line)
             elif not re.match(r" [+~-] |\s*(WARNING|warning|Looking in|Requirement already)", line):
                 print("  " + line.strip(), flush=True)
     if process.returncode == 0:
         return
+    output = "".join(errors)
+    proxy = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy") or os.environ.get("ALL_PROXY")
+    through = " through the proxy that HTTPS_PROXY names" if proxy else ""
+    package = re.search(r"`?([\w.-]+==[\w.]+)", output)
     for pattern, sentence in FAILURES:
-        if re.search(pattern, "".join(lines)):
-            proxy = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy") or os.environ.get("ALL_PROXY")
-            through = " through the proxy that HTTPS_PROXY names" if proxy else ""
-            raise SetupError(sentence.format(lock=lock, disk=DISK_GB, proxy=through))
-    raise InstallError("".join(failed) + f"{words[0]} failed with exit code {process.returncode}.")
+        if re.search(pattern, output):
+            name = package.group(1) if package else "A package"
+            raise SetupError(sentence.format(lock=lock, disk=DISK_GB, proxy=through, package=name))
+    raise InstallError(output + f"{words[0]} failed with exit code {process.returncode}.")
 
 
 def works(venv: Path) -> bool:
-    """Return whether the environment runs this version of Python."""
-    probe = f"import sys; print(sys.version_info[:3] == {tuple(sys.version_info[:3])})"
+    """Return whether the environment has a supported Python and an installer."""
+    python = str(venv / "bin" / "python")
+    probe = f"import sys; print(sys.version_info >= {MIN_PYTHON})"
     try:
-        return subprocess.check_output([str(venv / "bin" / "python"), "-c", probe], universal_newlines=True) == "True\n"
+        if subprocess.check_output([python, "-c", probe], universal_newlines=True) != "True\n":
+            return False
+        if not find_uv(venv):
+            subprocess.check_output([python, "-m", "pip", "--version"], stderr=subprocess.STDOUT)
     except (OSError, subprocess.CalledProcessError):
         return False
+    return True
 
 
 def find_uv(venv: Path) -> str:
@@ -103,18 +110,20 @@ def find_uv(venv: Path) -> str:
     return ""
 
 
-def create_venv(venv: Path) -> None:
+def create_venv() -> None:
     """Create an empty environment, with uv if it is installed, otherwise with venv and pip."""
-    shutil.rmtree(str(venv), ignore_errors=True)
-    uv = find_uv(venv)
+    shutil.rmtree(str(VENV), ignore_errors=True)
+    uv = find_uv(VENV)
     command = [uv, "venv", "--quiet", "--python"] if uv else []
     command += [sys.executable] if uv else [sys.executable, "-m", "venv"]
     try:
-        subprocess.check_output([*command, str(venv)], stderr=subprocess.STDOUT)
-    except subprocess.CalledProcessError:
+        subprocess.check_output([*command, str(VENV)], stderr=subprocess.STDOUT, universal_newlines=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        shutil.rmtree(str(VENV), ignore_errors=True)
+        print(getattr(error, "output", error), file=sys.stderr)
         raise SetupError(
-            f"Neither uv nor pip is available for {sys.executable}. "
-            "Install one, for example with `apt install python3-venv`."
+            f"{sys.executable} cannot create an environment. Install uv, or pip and venv, "
+            "for example with `apt install python3-venv`."
         ) from None
 
 
@@ -152,29 +161,28 @@ def install(venv: Path, lock: str) -> None:
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description="Create .venv from the hashed lock file.")
-    parser.add_argument("--venv", type=Path, default=Path(".venv"), help="directory of the environment")
     parser.add_argument("--lock", default="requirements.lock", help="lock file to install")
     parser.add_argument("--ready", default=".ready", help="name of the file that marks the environment as complete")
     options = parser.parse_args()
-    ready = options.venv / options.ready
+    ready = VENV / options.ready
     start = time.time()
     try:
         check_python()
         if ready.exists():
             ready.unlink()
-        if works(options.venv):
-            print(f"Installing {options.lock} into {options.venv} ...", flush=True)
+        if works(VENV):
+            print(f"Installing {options.lock} into {VENV} ...", flush=True)
         else:
-            check_disk(options.venv.resolve().parent)
-            print("Creating {} with Python {} (7 GB) ...".format(options.venv, sys.version.split()[0]), flush=True)
-            create_venv(options.venv)
-        install(options.venv, options.lock)
+            check_disk(Path.cwd())
+            print("Creating {} with Python {} (7 GB) ...".format(VENV, sys.version.split()[0]), flush=True)
+            create_venv()
+        install(VENV, options.lock)
     except (SetupError, InstallError) as error:
         sys.exit(str(error))
     except KeyboardInterrupt:
         sys.exit(130)
     ready.touch()
-    print(f"{options.venv} is ready after {time.time() - start:.0f} s.")
+    print(f"{VENV} is ready after {time.time() - start:.0f} s.")
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def test_neither_uv_nor_pip(script: Any, tmp_path: Path, monkeypatch: pytest.Mon
     bare.chmod(0o755)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(sys, "executable", str(bare))
-    setup(script, "Neither uv nor pip is available")
+    setup(script, "cannot create an environment. Install uv, or pip and venv")
 
 
 @pytest.mark.medium
@@ -88,9 +88,9 @@ def test_wrong_hash(script: Any, uv: None, tmp_path: Path, monkeypatch: pytest.M
     write_wheel(tmp_path)
     monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("UV_NO_INDEX", "1")
-    setup(script, r"requirements\.lock has a wrong or missing hash.*git checkout requirements\.lock")
+    setup(script, r"tiny==1\.0 does not match its hash in requirements\.lock.*git checkout requirements\.lock")
     Path("requirements.lock").write_text("tiny==1.0\n")
-    setup(script, r"requirements\.lock has a wrong or missing hash")
+    setup(script, r"tiny==1\.0 does not match its hash")
 
 
 @pytest.mark.medium
@@ -147,3 +147,18 @@ def test_pip_when_uv_cannot_be_installed(script: Any, monkeypatch: pytest.Monkey
         assert command[:3] == [".venv/bin/python", "-m", "pip"]
     assert "--require-hashes" in commands[1]
     assert commands[1][-1] == "requirements.lock"
+
+
+@pytest.mark.medium
+def test_an_environment_without_an_installer_is_created_again(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", ".venv"], check=True)
+    assert not script.works(Path(".venv"))
+    Path(".venv", "bin", "uv").symlink_to(UV)
+    assert script.works(Path(".venv"))
+
+
+def test_an_unknown_failure_is_shown(script: Any) -> None:
+    failure = "import sys; print('reading /x/connect.py'); print('error: no wheel for you'); sys.exit(3)"
+    with pytest.raises(script.InstallError, match=r"(?s)no wheel for you.*failed with exit code 3"):
+        script.run([sys.executable, "-c", failure], "requirements.lock")
