@@ -1,6 +1,6 @@
 """Claim: a change of the code does not change results.
 
-Write what a revision computes to a file, and compare two such files bit by bit:
+Write what a revision computes to a file, and compare two such files:
     python benchmarks/same_results.py --dump FILE
     python benchmarks/same_results.py --compare A B [--tolerance T]
     python benchmarks/same_results.py --against REV [--tolerance T]
@@ -9,6 +9,8 @@ Write what a revision computes to a file, and compare two such files bit by bit:
 A dump holds losses with their gradients, random draws, first batches, learning rates, six short training runs, and the
 predictions of one of them, opened again from its run directory. Items have fixed names, and every setting of a run is
 given, so a new default changes nothing here. Bits depend on the CPU and on the libraries: compare dumps of one machine.
+Equal means equal bits. Only predictions of the reopened run may differ, by 1e-6 of an item's largest magnitude
+(OOD scores by 1e-4).
 
 `--tolerance T` is for changes that may move the last bits of a loss. Losses, gradients and the first step of each run
 may then differ by T times their largest magnitude, and final accuracies by 3 percentage points. The rest of what
@@ -1029,7 +1031,7 @@ def build_environment(path: Path, lock: Path) -> None:
     if uv is not None:
         commands = [
             [uv, "venv", "--quiet", "--python", sys.executable, str(path)],
-            [uv, "pip", "install", "--python", python, "--require-hashes", "-r", str(lock)],
+            [uv, "pip", "install", "--python", python, "--compile-bytecode", "--require-hashes", "-r", str(lock)],
         ]
     else:
         commands = [
@@ -1055,12 +1057,13 @@ def against(revision: str, tolerance: float | None) -> int:
         try:
             while any(process.poll() is None for process in processes) and not any(p.poll() for p in processes):
                 time.sleep(0.1)
+            codes = [process.poll() or 0 for process in processes]  # before the other one is terminated
         finally:
             for process in processes:
                 process.terminate()
                 process.wait()
-        for process, name in zip(processes, (revision, "this working tree"), strict=True):
-            if process.returncode > 0:
+        for code, name in zip(codes, (revision, "this working tree"), strict=True):
+            if code:
                 raise SameResultsError(f"The dump of {name} failed, see above.")
         print(f"A is {revision}, B is this working tree")
         return compare(files[0], files[1], tolerance)

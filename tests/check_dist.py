@@ -50,7 +50,9 @@ def main() -> None:
             archive.extractall(place / "source", filter="data")
         (unpacked,) = (place / "source").iterdir()
         shutil.rmtree(unpacked / "src")  # what is tested is what was installed
-        found = run(python, "-m", "pytest", "-q", "-n", "2", "-m", "not slow", "-p", "no:cacheprovider", *TESTS, cwd=unpacked)
+        found = run(
+            python, "-m", "pytest", "-q", "-n", "2", "-m", "not slow", "-p", "no:cacheprovider", *TESTS, cwd=unpacked
+        )
         sys.stdout.write(found[-300:])
     finally:
         shutil.rmtree(place)

@@ -343,6 +343,9 @@ def test_two_view_methods_refuse_one_label_per_row(name: str, rows: int) -> None
     output = Output(["backbone", "exit2"], {}, {"backbone": features, "exit2": features})
     with pytest.raises(UsageError, match=r"(two|2) views per image, all first views and then all second views"):
         method.loss_from_output(output, torch.arange(rows) % 4)
+    if method.uses_labels is False:  # others refuse a list in any case
+        with pytest.raises(UsageError, match="all first views and then all second views"):
+            method.loss_from_output(output, [0] * rows)  # type: ignore[arg-type]
 
 
 def test_one_process_is_no_ring() -> None:

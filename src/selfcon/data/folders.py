@@ -70,11 +70,12 @@ def describe_split(folder: Path, source: Source, seed: int) -> str | None:
     )
 
 
-def describe_val(folder: Path) -> str | None:
+def describe_val(folder: Path, *, advise: bool = True) -> str | None:
     """Return a sentence where val is the test set of a folder; None where it is not."""
     if not (folder / "train").is_dir() or not (folder / "val").is_dir() or (folder / "test").is_dir():
         return None
-    return f"{folder} has no test folder, so val is the test set. Use --val-fraction to hold out part of train."
+    more = " Use --val-fraction to hold out part of train." if advise else ""
+    return f"{folder} has no test folder, so val is the test set.{more}"
 
 
 def _split_single(folder: Path, seed: int, problems: list[str] | None) -> Source:

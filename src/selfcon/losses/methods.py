@@ -174,7 +174,10 @@ class Method:
 
     def _check_labels_per_view(self, rows: int, labels: Tensor | None) -> None:
         """Refuse one label per row of the output where an image has several rows."""
-        if self.views > 1 and getattr(labels, "shape", (None,))[:1] == (rows,):
+        if self.views == 1 or labels is None:
+            return
+        shape = getattr(labels, "shape", None)  # a list has none
+        if (len(labels) if shape is None else next(iter(shape), 0)) == rows:
             views = "two" if self.views == 2 else self.views
             raise UsageError(
                 f"{self.name} needs {views} views per image, all first views and then all second views, but got {rows} "

@@ -23,6 +23,7 @@ class Forecast:
 
     what: str
     later: float = 0.0
+    streamed: bool = False  # then the first epoch is the slowest
 
 
 class Reporter:
@@ -95,11 +96,14 @@ class Reporter:
         passed = now - self.marks[0][0]
         if passed < _MEASURED:
             if passed >= _SETTLED and len(self.marks) == 1:
-                self.marks.append((now, seen))
+                loss()  # wait for the GPU
+                self.marks.append((time.monotonic(), seen))
             return
-        loss()  # which waits for a GPU
+        loss()
         start, before = self.marks[-1]
         seconds = (self.total + forecast.later - seen) * (time.monotonic() - start) / (seen - before)
         if seconds > _SHORT:
-            say(f"About {as_time(seconds)} for {'the rest of ' if self.before else ''}{forecast.what}.")
+            rest = "the rest of " if self.before else ""
+            faster = " Later epochs of streamed images can be faster." if forecast.streamed else ""
+            say(f"About {as_time(seconds)} for {rest}{forecast.what}.{faster}")
         self.forecast = None

@@ -17,7 +17,7 @@ _FEW_STEPS = 3000
 def describe_data(task: Task) -> list[str]:
     """Return what to know about the test images."""
     folder = Path(task.settings.data)
-    note = describe_val(folder) if is_path(task.settings.data) else None
+    note = describe_val(folder, advise=not task.settings.val_fraction) if is_path(task.settings.data) else None
     return [] if note is None or is_sharded(folder) else [note]
 
 
@@ -31,7 +31,7 @@ def advise_pretraining(task: Task) -> list[str]:
     epochs = -(-settings.epochs * _FEW_STEPS // steps)
     few = "1 step is" if steps == 1 else f"{steps:,} steps are"
     advice = [f"{few} few for a contrastive loss. Use --epochs {epochs}, or a smaller --batch-size."]
-    if task.method.uses_labels and images < FEW_IMAGES:
+    if task.method.uses_labels and images < FEW_IMAGES and settings.weights is None:
         advice.append(
             f"{images:,} training images are few for pretraining and a linear probe. Use --method selfcon-1stage, "
             f"which trains the encoder and its classifiers together, with exits, too."

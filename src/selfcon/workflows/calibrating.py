@@ -207,6 +207,7 @@ def _fit_rule(
     curve = trace(choosing, held.choosing.labels, costs, criterion)
     accuracy = held.choosing.top(1)
     gains = find_gains(curve, accuracy=accuracy[BACKBONE], cost=alone_costs[BACKBONE])
+    gains = [point for point in gains if point.accuracy >= curve[-1].accuracy - _WITHIN]
     usual = choose(gains or curve, accuracy=curve[-1].accuracy - _WITHIN)
     chosen = _choose(held, curve, **target) if target else usual
     stored = bool(target or gains)

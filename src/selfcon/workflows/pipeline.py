@@ -244,10 +244,11 @@ def _forecast(task: Task, *, probe: bool) -> Forecast:
     """Return what a run's time is estimated for. A step of the probe is a forward, a third of a training step."""
     settings, stages = task.settings, task.method.stages
     what = f"{settings.epochs} epoch{'s' * (settings.epochs > 1)} of {'pretraining' if stages == 2 else 'training'}"
+    streamed = isinstance(task.train, Streamed)
     if stages == 1 or not probe:
-        return Forecast(what)
+        return Forecast(what, streamed=streamed)
     later = settings.probe_epochs * len(task.train) / (3 * task.method.views)
-    return Forecast(f"{what} and the linear probe", later)
+    return Forecast(f"{what} and the linear probe", later, streamed)
 
 
 def _tell_what_was_learnt(metrics: list[dict[str, Any]], nothing: float, *, labelled: bool) -> None:
