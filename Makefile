@@ -21,7 +21,7 @@ demo: $(READY)
 	$(BIN)/selfcon fit --out runs/demo
 	@echo 'Next: open runs/demo/report.html in a browser, or train on your own photos:'
 	@echo '  $(BIN)/selfcon data check PHOTOS'
-	@echo '  $(BIN)/selfcon fit --data PHOTOS --image-size 64'
+	@echo '  $(BIN)/selfcon fit --data PHOTOS --image-size 64 --batch-size 64 --stream true --method selfcon-1stage'
 
 quick: $(READY)
 	$(PYTEST) -m "not slow and not medium"

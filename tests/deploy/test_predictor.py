@@ -411,12 +411,13 @@ def test_early_exit_that_is_not_worth_it_is_left_off(place: Path, tmp_path: Path
     done = call("calibrate", run, "--most-wrong", "20", "--device", "cpu", cwd=tmp_path)
     early = json.loads((run / "analysis" / "calibration.json").read_text())["early_exit"]
     kept = json.loads((run / "calibration.json").read_text())
-    told, alone = early["held_out"]["accuracy"], early["held_out_accuracy"]["backbone"]
+    other = early["compared_with"]
+    told, alone = early["held_out"]["accuracy"], early["held_out_accuracy"][other]
     assert not early["stored"]
     assert not {"early_exit", "silence_early"} & set(kept)
     assert told < alone
     assert f"not worth it for this model: {told:.1f} % correct" in done.stdout
-    assert f"the backbone alone is {alone:.1f} % correct" in done.stdout
+    assert f"the {other} alone is {alone:.1f} % correct" in done.stdout
     model = selfcon.load(run, "cpu")
     for asked in ({"exit": "early"}, {"budget": 0.9}):
         with pytest.raises(UsageError, match="they were not worth it when it was calibrated"):

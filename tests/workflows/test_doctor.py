@@ -39,7 +39,7 @@ def test_advice_for_a_folder_of_few_and_uneven_images(tmp_path: Path) -> None:
     for words in (
         "--image-size 32.",
         "6 times the smallest: --sampler balanced",
-        "35 images are few",
+        "35 training images are few to train from scratch",
         "50 steps are few for a contrastive loss. Use --epochs 600",
         "35 training images are few for pretraining and a linear probe. Use --method selfcon-1stage",
         "--val-fraction 0.1",

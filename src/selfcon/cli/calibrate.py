@@ -73,10 +73,12 @@ def _describe_early_exit(early: Mapping[str, Any]) -> list[str]:
     chosen, held, alone = early["chosen"], early["held_out"], early["alone"]
     backbone, before = alone["backbone"], early["held_out_accuracy"]
     if not early["stored"]:
+        other = early["compared_with"]
+        share = "" if other == "backbone" else f" for {100 * alone[other]['cost'] / backbone['cost']:.0f} %"
         return [
             f"early exit is not worth it for this model: {held['accuracy']:.1f} % correct for "
             f"{100 * held['cost'] / backbone['cost']:.0f} % of the backbone's MACs on the validation images, where the "
-            f"backbone alone is {before['backbone']:.1f} % correct",
+            f"{other} alone is {before[other]:.1f} % correct{share}",
             "  No thresholds were stored. Use --within, --mean-cost or --as-good-as to store some anyway.",
         ]
     lines = [

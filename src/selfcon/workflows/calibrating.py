@@ -207,7 +207,11 @@ def _fit_rule(
     curve = trace(choosing, held.choosing.labels, costs, criterion)
     accuracy = held.choosing.top(1)
     gains = find_gains(curve, accuracy=accuracy[BACKBONE], cost=alone_costs[BACKBONE])
-    gains = [point for point in gains if point.accuracy >= curve[-1].accuracy - _WITHIN]
+    gains = [
+        point
+        for point in gains
+        if point.accuracy >= curve[-1].accuracy - _WITHIN and not _find_better(point, accuracy, alone_costs)
+    ]
     usual = choose(gains or curve, accuracy=curve[-1].accuracy - _WITHIN)
     chosen = _choose(held, curve, **target) if target else usual
     stored = bool(target or gains)
@@ -232,6 +236,7 @@ def _fit_rule(
         "stored": stored,
         "held_out": {"accuracy": chosen.accuracy, "cost": chosen.cost},
         "held_out_accuracy": accuracy,
+        "compared_with": _find_better(chosen, accuracy, alone_costs) or BACKBONE,
         "multiply_adds": total,
         "chosen": chosen_row,
         "alone": alone,
@@ -242,6 +247,12 @@ def _fit_rule(
         return None
     rule = {"criterion": criterion, "thresholds": chosen.thresholds}
     return {**rule, "costs": costs, "curve": [asdict(point) for point in curve]}
+
+
+def _find_better(point: Point, accuracy: Mapping[str, float], costs: Mapping[str, float]) -> str | None:
+    """Return the best single exit that is as accurate as early exit for no more cost, or None."""
+    better = [name for name in costs if costs[name] <= point.cost and accuracy[name] >= point.accuracy]
+    return max(better, key=lambda name: (accuracy[name], -costs[name])) if better else None
 
 
 def _choose(

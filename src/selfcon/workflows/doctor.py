@@ -24,7 +24,7 @@ from selfcon.progress import as_time
 from selfcon.training.folder import describe_environment
 from selfcon.training.loop import peak_memory
 from selfcon.training.trainer import Stage, Trainer
-from selfcon.workflows.advice import FEW_IMAGES, advise_pretraining
+from selfcon.workflows.advice import advise_training
 from selfcon.workflows.costs import explaining_shortage
 from selfcon.workflows.pipeline import make_pretraining, make_probing
 from selfcon.workflows.settings import collect_settings
@@ -104,18 +104,13 @@ def _advise(task: Task, sides: Sequence[int]) -> list[str]:
     uneven = counts.max() / max(1, counts[counts > 0].min())
     if uneven > _UNEVEN and settings.sampler == "plain":
         advice.append(f"The largest class is {uneven:.0f} times the smallest: --sampler balanced.")
-    if len(task.train) < FEW_IMAGES and settings.weights is None:
-        advice.append(
-            f"{len(task.train):,} images are few to learn to see from: weights to begin with help most "
-            f"(--init FILE, or --init timm with --image-size 224)."
-        )
     larger = [size for size in _SIZES if task.size < size <= min(_middle(sides), suggest_size(sides, task.device))]
     if larger:
         cost = (larger[0] / task.size) ** 2
         advice.append(
             f"Images are larger than what is seen: --image-size {larger[0]}, for about {cost:.1f} times the time."
         )
-    advice += advise_pretraining(task)
+    advice += advise_training(task)
     if settings.val_fraction == 0 and task.source.val is None:
         advice.append("Nothing is held out: --val-fraction 0.1 leaves something to calibrate on, and to choose by.")
     return advice
@@ -182,9 +177,6 @@ def _examine_task(task: Task) -> tuple[dict[str, Any], list[str]]:
         elif method.views == 2:
             advice.append("One view is enough here: selfcon costs about half as much.")
     found |= _expect(task)
-    per_step = min(settings.batch_size, len(task.train)) / len(task.train)
-    if per_step > 1 / 3:
-        advice.append("Each batch holds more than a third of the images: a smaller one takes more and better steps.")
     return found, advice
 
 

@@ -37,7 +37,7 @@ from selfcon.training.pretraining import Pretraining
 from selfcon.training.probing import Probing
 from selfcon.training.progress import Forecast
 from selfcon.training.signals import Stop, watch
-from selfcon.workflows.advice import advise_pretraining, describe_data
+from selfcon.workflows.advice import advise_training, describe_data
 from selfcon.workflows.costs import explaining_shortage
 from selfcon.workflows.places import noted_counts
 from selfcon.workflows.reporting import read_page
@@ -190,7 +190,8 @@ def _run(run: RunFolder, settings: Settings, running: Running, world: World, sto
     net, spent = encoder.module, [encoder]
     assert isinstance(net, MultiExitNetwork)
     fixed = not settings.loss.learn_temperature and task.method.has_terms
-    if world.is_main and task.method.stages == 2 and fixed and settings.batch_size <= _LARGEST_TOLD:
+    long = settings.limit_batches is None and settings.batch_size <= _LARGEST_TOLD
+    if world.is_main and task.method.stages == 2 and fixed and long:
         _tell_what_was_learnt(run.read_metrics(), pretraining.loss_of_nothing(), labelled=task.method.uses_labels)
     if task.method.stages == 2 and probe:
         forget_peak_memory(device)
@@ -236,7 +237,7 @@ def _print_notes(task: Task, *, begun: bool) -> None:
     """Print what is worth knowing before the first step."""
     if place := task.train.describe_place():
         say(place)
-    for sentence in () if begun else [*describe_data(task), *advise_pretraining(task)]:
+    for sentence in () if begun else [*describe_data(task), *advise_training(task)]:
         say(f"note: {sentence}")
 
 

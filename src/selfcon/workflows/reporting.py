@@ -238,11 +238,12 @@ def _show_early_exit(found: Result, analysis: Path) -> Section:
         f"for {100 * chosen['cost'] / alone['backbone']['cost']:.0f} % of the backbone's multiply-adds."
     )
     if not found.get("stored", True):  # earlier versions stored thresholds in any case
-        held = found["held_out"]
+        held, other = found["held_out"], found["compared_with"]
         text = (
             f"Early exit is not worth it for this model, so no thresholds were stored. On the validation images it is "
             f"{held['accuracy']:.1f} % correct for {100 * held['cost'] / alone['backbone']['cost']:.0f} % of the "
-            f"backbone's MACs. The backbone alone is {found['held_out_accuracy']['backbone']:.1f} % correct there."
+            f"backbone's MACs. The {other} alone is {found['held_out_accuracy'][other]:.1f} % correct there, for "
+            f"{100 * alone[other]['cost'] / alone['backbone']['cost']:.0f} %."
         )
     return Section(
         "Answering early",
