@@ -214,7 +214,7 @@ def _fit_rule(
     ]
     usual = choose(gains or curve, accuracy=curve[-1].accuracy - _WITHIN)
     chosen = _choose(held, curve, **target) if target else usual
-    stored = bool(target or gains)
+    stored, better = bool(target or gains), _find_better(chosen, accuracy, alone_costs)
     points = [_tell(held, telling, costs, criterion, point.thresholds) for point in curve]
     told = _tell(held, telling, costs, criterion, chosen.thresholds)
     alone = {
@@ -236,7 +236,7 @@ def _fit_rule(
         "stored": stored,
         "held_out": {"accuracy": chosen.accuracy, "cost": chosen.cost},
         "held_out_accuracy": accuracy,
-        "compared_with": _find_better(chosen, accuracy, alone_costs) or BACKBONE,
+        "compared_with": BACKBONE if accuracy[BACKBONE] > chosen.accuracy else better or BACKBONE,
         "multiply_adds": total,
         "chosen": chosen_row,
         "alone": alone,
