@@ -36,6 +36,7 @@ def test_collapsed_classes_are_perfectly_separated() -> None:
 
 
 @pytest.mark.medium
+@pytest.mark.filterwarnings("ignore:Tensorflow not installed:ImportWarning")  # of umap
 @pytest.mark.parametrize("by", ["tsne", pytest.param("umap", marks=pytest.mark.slow)])
 def test_maps_keep_far_groups_apart(by: str) -> None:
     torch.manual_seed(0)
