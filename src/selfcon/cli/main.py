@@ -91,9 +91,8 @@ def main(arguments: list[str] | None = None) -> None:
             _say(str(error), own=not error.of_all)
             if error.of_all and not speaks() and not isinstance(error, StoppedError):
                 time.sleep(_SECONDS_FOR_THE_FIRST)
-            if isinstance(error, HungError):
-                sys.stdout.flush()
-                os._exit(error.exit_code)  # leaving as usual would wait for the thread that hangs
+            if isinstance(error, HungError) or (_is_distributed() and not isinstance(error, StoppedError)):
+                _exit_at_once(error.exit_code)
             sys.exit(error.exit_code)
         except KeyboardInterrupt:
             _say("Interrupted.")
@@ -113,6 +112,22 @@ def main(arguments: list[str] | None = None) -> None:
             what = f"{type(error).__name__}: {error}"
             _say(f"This is a bug of selfcon ({what}); --debug shows where it came from.", own=True)
             sys.exit(SelfconError.exit_code)
+
+
+def _is_distributed() -> bool:
+    """Return whether a launcher such as torchrun started several processes."""
+    return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+def _exit_at_once(code: int) -> None:
+    """Exit without the usual end of Python, which waits for threads that hang and aborts if those of gloo still run."""
+    import multiprocessing
+
+    for child in multiprocessing.active_children():
+        child.terminate()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _share_cores() -> None:
