@@ -19,6 +19,7 @@ from torch import Tensor
 import selfcon
 from selfcon.errors import NonFiniteError, SelfconWarning, UsageError
 from selfcon.losses import Tally, Term, contrastive_loss, methods
+from selfcon.losses.methods import standing_in
 from selfcon.losses.one_stage import OneStage
 from selfcon.networks.multi_exit import Output
 from tests.losses import oracle
@@ -341,11 +342,59 @@ def test_defaults_and_exits_that_do_not_count() -> None:
 def test_two_view_methods_refuse_one_label_per_row(name: str, rows: int) -> None:
     method, features = selfcon.get_method(name), torch.randn(rows, 8)
     output = Output(["backbone", "exit2"], {}, {"backbone": features, "exit2": features})
-    with pytest.raises(UsageError, match=r"(two|2) views per image, all first views and then all second views"):
+    views = "needs two" if rows % 2 == 0 else "2"
+    with pytest.raises(UsageError, match=f"{views} views per image, all first views and then all second views"):
         method.loss_from_output(output, torch.arange(rows) % 4)
     if method.uses_labels is False:  # others refuse a list in any case
         with pytest.raises(UsageError, match="all first views and then all second views"):
             method.loss_from_output(output, [0] * rows)  # type: ignore[arg-type]
+
+
+def test_one_label_for_all_rows_is_no_pair() -> None:
+    output = Output(["backbone"], {}, {"backbone": torch.randn(4, 8)})
+    for labels in (torch.tensor(1), torch.zeros(2, dtype=torch.long)):
+        selfcon.get_method("simclr").loss_from_output(output, labels)  # which ignores labels otherwise
+
+
+@pytest.mark.parametrize(("gather", "calls"), [(None, 1), (False, 0), (True, 1)])
+def test_a_share_is_weighed_unless_the_loss_is_that_of_one_process(
+    gather: bool | None, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+
+    def weigh(loss: torch.Tensor, count: int, group: object) -> torch.Tensor:
+        counts.append(count)
+        return loss
+
+    monkeypatch.setattr("selfcon.losses.gather.weigh_share", weigh)
+    output = Output(["backbone"], {}, logits={"backbone": torch.randn(6, 3)})
+    selfcon.get_method("ce").loss_from_output(output, torch.arange(6) % 3, gather=gather)
+    assert counts == [6] * calls
+
+
+def test_methods_without_exits_contrast_with_the_backbone_of_the_memory() -> None:
+    method, features, labels = selfcon.get_method("supcon-s"), torch.randn(6, 1, 2, 8), torch.arange(6) % 2
+    memory, known = torch.randn(5, 2, 8), torch.arange(5) % 2
+    whole = method.loss(features, labels, memory=(memory, known))
+    assert torch.equal(whole, method.loss(features, labels, memory=(memory[:, :1], known)))
+
+
+def test_a_method_of_a_script_stands_in_by_its_description() -> None:
+    for described in (None, "not a mapping"):
+        with standing_in("absent", described):  # type: ignore[arg-type]
+            assert "absent" not in selfcon.list_methods()
+    with standing_in("selfcon", {"views": 2}):
+        assert selfcon.get_method("selfcon").views == 1
+    assert "selfcon" in selfcon.list_methods()
+    with standing_in("absent", {}):
+        method = selfcon.get_method("absent")
+        assert (method.views, method.uses_labels, method.uses_exits, method.one_stage) == (1, True, False, None)
+    with standing_in("absent", {"views": 2, "uses_labels": False, "uses_exits": True}):
+        method = selfcon.get_method("absent")
+        assert (method.views, method.uses_labels, method.uses_exits) == (2, False, True)
+    with standing_in("absent", {"one_stage": {"contrast": 1.0}}):
+        assert selfcon.get_method("absent").one_stage is not None
+    assert "absent" not in selfcon.list_methods()
 
 
 def test_one_process_is_no_ring() -> None:

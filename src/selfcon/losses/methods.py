@@ -177,7 +177,7 @@ class Method:
         if self.views == 1 or labels is None:
             return
         shape = getattr(labels, "shape", None)  # a list has none
-        if (len(labels) if shape is None else next(iter(shape), 0)) == rows:
+        if (len(labels) if shape is None else (*shape, None)[0]) == rows:
             views = "two" if self.views == 2 else self.views
             raise UsageError(
                 f"{self.name} needs {views} views per image, all first views and then all second views, but got {rows} "
